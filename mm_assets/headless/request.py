@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import dagster as dg
@@ -61,6 +61,13 @@ class Selection:
             for asset in assets:
                 found.setdefault(asset.to_user_string(), []).extend(keys)
         return found
+
+    def with_reasons(self, more: Mapping[dg.AssetKey, Mapping[str, Due]]) -> Selection:
+        """Return the selection with reasons of partitions that have none so far."""
+        names = [*self.why, *(asset for asset in more if asset not in self.why)]
+        return replace(
+            self, why={asset: {**more.get(asset, {}), **self.why.get(asset, {})} for asset in names}
+        )
 
     def runs(self, order: Sequence[str]) -> list[tuple[tuple[dg.AssetKey, ...], list[str]]]:
         """Return the assets and partitions of each run.

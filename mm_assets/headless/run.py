@@ -23,7 +23,7 @@ from mm_assets.headless.interrupts import was_interrupted
 from mm_assets.headless.progress import RunProgress
 from mm_assets.headless.request import MakeRequest, Selection, known, select
 from mm_assets.headless.summary import RunSummary
-from mm_assets.headless.up_to_date import Records, note_whole_run, up_to_date_records
+from mm_assets.headless.up_to_date import Records, altered_shards, note_whole_run, up_to_date_records
 from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.notices import warning_line
 from mm_assets.io_managers.lost_runs import fail_lost_runs, process_tag
@@ -65,6 +65,11 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         specs = [spec for spec in definitions.resolve_all_asset_specs() if spec.partitions_def]
         selection = select(request, instance, specs, listing, absent, explains=is_dry)
         if is_dry:
+            if not request.kinds:
+                assets = [asset for group in selection.groups for asset in group]
+                selection = selection.with_reasons(
+                    altered_shards(instance, definitions, resources, assets, selection.keys)
+                )
             known_keys = instance.get_dynamic_partitions(str(SHARDS.name))
             return _print_plan(selection, listing, list(dict.fromkeys([*known_keys, *listing])))
         if not selection.keys:

@@ -183,7 +183,7 @@ class RunSummary:
         first = [name for found in left_out for name in found["first"]]
         for line in (
             *empty_shards_lines(sorted(self._of_nothing), of),
-            *untaken_lines(self._untaken.values(), len(self._untaken)),
+            *untaken_lines(self._untaken.values(), len(self._keys)),
             *left_out_lines(sum(found["count"] for found in left_out), first),
         ):
             print(line)

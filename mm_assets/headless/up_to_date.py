@@ -7,10 +7,11 @@ was made or retired since a run of all shards saw to it. That run is noted in th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.outputs import BY_ASSET
@@ -18,6 +19,7 @@ from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.accounting.retirement import RETIRED
 from mm_assets.accounting.stated_partitions import stated_partitions
 from mm_assets.automation.due_shard_finder import DueShardFinder
+from mm_assets.automation.due_shards import STALE, Due
 from mm_assets.automation.partition_events import latest_versions
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.formats.storage import join
@@ -26,6 +28,7 @@ from mm_assets.io_managers.proof_resource import Prover
 from mm_assets.io_managers.shards import digest
 from mm_assets.partitions import SHARDS
 
+_MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
 _LAST_WHOLE_RUN = "mm_assets/last_whole_run"
 
 Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> record
@@ -50,7 +53,7 @@ def up_to_date_records(
     """Return the records of all shards in all assets; None if a run has anything to do.
 
     It sees what a run of all shards sees: also outputs that somebody has removed or changed. No output is
-    read, but for the small files of its ledger, and nothing is written.
+    read, but for the small files of its ledger. Nothing is written but index files that are not as they were.
     """
     prover: Prover = resources["prover"]
     noted = instance.run_storage.get_cursor_values({_LAST_WHOLE_RUN}).get(_LAST_WHOLE_RUN)
@@ -65,27 +68,48 @@ def up_to_date_records(
         return None
     found: dict[str, Mapping[str, ShardRecord]] = {}
     for asset in due.by_asset:
-        name = asset.to_user_string()
-        manager: ShardIOManager = resources[
-            graph.get(asset).assets_def.get_io_manager_key_for_asset_key(asset)
-        ]
-        made = _as_published(instance, manager, asset, list(listing))
-        if made is None or (name in BY_ASSET and len(prover.proven(name, made)) < len(made)):
+        name, manager = asset.to_user_string(), _manager(graph, resources, asset)
+        made = _as_published(manager, name, latest_versions(instance, asset, _MATERIALIZED), list(listing))
+        if len(made) < len(listing) or (name in BY_ASSET and len(prover.proven(name, made)) < len(made)):
             return None
+        manager.repair_derived()
         found[name] = made
     return found
 
 
+def altered_shards(
+    instance: dg.DagsterInstance,
+    definitions: dg.Definitions,
+    resources: Mapping[str, Any],
+    assets: Collection[dg.AssetKey],
+    keys: Collection[str],
+) -> dict[dg.AssetKey, dict[str, Due]]:
+    """Return the shards, by asset, whose outputs somebody has removed or changed."""
+    graph = definitions.resolve_asset_graph()
+    found: dict[dg.AssetKey, dict[str, Due]] = {}
+    for asset in assets:
+        versions = latest_versions(instance, asset, _MATERIALIZED)
+        made = [key for key in keys if key in versions]
+        intact = _as_published(_manager(graph, resources, asset), asset.to_user_string(), versions, made)
+        found[asset] = {key: Due(STALE, "not as it was published") for key in made if key not in intact}
+    return found
+
+
+def _manager(graph: AssetGraph, resources: Mapping[str, Any], asset: dg.AssetKey) -> ShardIOManager:
+    made_in = graph.get(asset).assets_def
+    manager: ShardIOManager = resources[made_in.get_io_manager_key_for_asset_key(asset)]
+    return manager
+
+
 def _as_published(
-    instance: dg.DagsterInstance, manager: ShardIOManager, asset: dg.AssetKey, keys: Sequence[str]
-) -> Mapping[str, ShardRecord] | None:
-    """Return the records of the shards of an asset; None unless each has one, and all that it tells of."""
-    name = asset.to_user_string()
-    versions = latest_versions(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION)
-    records = ShardRecords(manager.root).read(name, keys)
-    if any(key not in records or records[key].version != versions.get(key) for key in keys):
-        return None
-    if shards_with_problems(manager.root, records.values()):
-        return None
-    intact = manager.intact_records(name, records)
-    return intact if len(intact) == len(keys) else None
+    manager: ShardIOManager, asset: str, versions: Mapping[str, str], keys: Sequence[str]
+) -> Mapping[str, ShardRecord]:
+    """Return the records of the shards that have one of their version, and all that it tells of.
+
+    Args:
+        versions: what was materialized last, by partition.
+    """
+    found = ShardRecords(manager.root).read(asset, keys)
+    records = {key: record for key, record in found.items() if record.version == versions.get(key)}
+    problems = shards_with_problems(manager.root, records.values())
+    return manager.intact_records(asset, {key: records[key] for key in records if key not in problems})

@@ -114,6 +114,9 @@ class ShardHooks(dg.ConfigurableIOManager):
     def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
         """Prepare for the jobs that will run (possibly none). Called before the first of them."""
 
+    def repair_derived(self) -> None:
+        """Make again what is derived from the outputs, where no output is to be made. Default: nothing is."""
+
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Return the jobs of a chunk with their last changes; called in the parent.
 

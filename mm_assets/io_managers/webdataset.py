@@ -35,12 +35,11 @@ class WebdatasetIOManager(ShardIOManager):
         return results
 
     def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
-        """Repair the index files when no tar is to be made.
+        if not planned:
+            self.repair_derived()
 
-        Nothing else would notice that they were changed.
-        """
-        if planned:
-            return
+    def repair_derived(self) -> None:
+        """Write the index files again that were changed or removed: nothing else would notice."""
         try:
             self._index()
         except (

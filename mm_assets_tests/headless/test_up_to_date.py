@@ -82,6 +82,27 @@ def test_what_somebody_removed_is_made_again(project: Project, what: str) -> Non
     assert fine(project.run()).startswith("nothing to do: 2 shards up to date")
 
 
+@pytest.mark.parametrize("name", ["a.tar.idx", "index.json", "README.md"])
+def test_index_files_are_repaired_without_a_run(project: Project, name: str) -> None:
+    project.shards("ab")
+    fine(project.run())
+    path = project.storage / "webdataset" / name
+    before = path.read_bytes()
+    path.unlink()
+    assert fine(project.run()).startswith("nothing to do")
+    assert path.read_bytes() == before
+
+
+def test_a_dry_run_names_what_somebody_removed(project: Project) -> None:
+    project.shards("ab")
+    fine(project.run())
+    (project.storage / "filtered" / "a.parquet").unlink()
+    assert project.plan() == [
+        "stale: not as it was published: 1 shard in filtered_parquet (a)",
+        "2 of 2 shards would be taken in 1 run; 1 of them are up to date, and would be left as they are",
+    ]
+
+
 def test_a_lost_proof_is_made_again(project: Project) -> None:
     project.shards("a")
     fine(project.run())

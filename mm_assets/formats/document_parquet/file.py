@@ -71,7 +71,7 @@ class DocumentFile:
         if unread := self.layout.unread_images():
             warn_user(
                 f"{name}: column {unread[0]!r} looks like images, and is passed through as a field; "
-                "set MM_IMAGES_FIELD to read them"
+                "MM_IMAGES_FIELD names the column that is read"
             )
         self._sizes = RowSizes(file.metadata, name, reopen)
         self._reopen = reopen

@@ -80,12 +80,7 @@ class DocumentLayout:
     kept: pa.Schema
 
     def unread_images(self) -> list[str]:
-        """Return columns that look like images in the form of Hugging Face, if no column is read as images.
-
-        They are passed through.
-        """
-        if self.images is not None:
-            return []
+        """Return columns that look like images in the form of Hugging Face, and are passed through."""
         columns = [_items(self.passthrough, name, (BYTES, PATH)) for name in self.passthrough.names]
         return [
             column.name
