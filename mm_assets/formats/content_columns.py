@@ -70,6 +70,10 @@ def content_columns(columns: Iterable[pa.Field], leaves: Mapping[str, Iterable[s
         if any(_is_text(column.name, leaf) for leaf in strings):
             found[TEXT].append((_head_in(_TEXTS, column.name), column.name))
         blobs = list(_leaves_of(column.type, _is_blob))
+        if (
+            blobs and not strings and _head_in(_TEXTS, column.name)
+        ):  # older Hive and Impala write text as bytes
+            found[TEXT].append((True, column.name))
         is_named = bool(strings and _words(column.name) & _IMAGES)
         if (blobs or is_named) and not any(
             _is_other(name, _NO_IMAGE if blobs else _NO_IMAGE | _TEXTS) for name in (column.name, *blobs)

@@ -77,13 +77,16 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
             return 0
         is_whole = request == MakeRequest() and not listing.unmatched
         started = time.monotonic()
-        if is_whole and (made := up_to_date_records(instance, definitions, resources, listing)):
-            return _print_unchanged(made, raw.locations, settings.max_loss, started)
+        if is_whole and settings.fresh_within is None:  # else the events of a run say that all is well
+            made = up_to_date_records(instance, definitions, resources, listing)
+            if made and not (summary := _unchanged(made, settings.max_loss)).lossy:
+                print(f"nothing to do: {counted(len(listing), 'shard')} up to date, as published and proven")
+                return _printed(summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         job = definitions.resolve_job_def(JOB)
         code = _make(instance, job, selection, raw.locations, settings.max_loss)
         if is_whole and code == 0:
-            note_whole_run(instance, resources["prover"].root, listing)
+            note_whole_run(instance, definitions, resources, listing)
         return code
 
 
@@ -152,12 +155,10 @@ def _make(
     return _printed(summary, locations, started)
 
 
-def _print_unchanged(records: Records, locations: str, max_loss: float, started: float) -> int:
-    shards = next(iter(records.values()))
-    print(f"nothing to do: {counted(len(shards), 'shard')} up to date, all outputs as they were published")
+def _unchanged(records: Records, max_loss: float) -> RunSummary:
     summary = RunSummary(records, max_loss)
     summary.add_unchanged(records)
-    return _printed(summary, locations, started)
+    return summary
 
 
 def _printed(summary: RunSummary, locations: str, started: float) -> int:

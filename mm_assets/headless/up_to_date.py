@@ -7,12 +7,13 @@ was made or retired since a run of all shards saw to it. That run is noted in th
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
+from mm_assets import __version__
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.accounting.records import ShardRecord, ShardRecords
@@ -24,7 +25,7 @@ from mm_assets.automation.partition_events import latest_versions
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.formats.storage import join
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.proof_resource import Prover
+from mm_assets.io_managers.planned_jobs import has_passed
 from mm_assets.io_managers.shards import digest
 from mm_assets.partitions import SHARDS
 
@@ -34,17 +35,35 @@ _LAST_WHOLE_RUN = "mm_assets/last_whole_run"
 Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> record
 
 
-def note_whole_run(instance: dg.DagsterInstance, root: str, listing: Listing) -> None:
+def note_whole_run(
+    instance: dg.DagsterInstance, definitions: dg.Definitions, resources: Mapping[str, Any], listing: Listing
+) -> None:
     """Note that all shards went through all assets, and none failed."""
     latest = instance.event_log_storage.get_maximum_record_id() or 0
-    value = json.dumps([latest, _shards(instance, root, listing)])
+    root = resources["prover"].root
+    assets = [spec.key.to_user_string() for spec in _specs(definitions) if spec.deps]
+    records = {asset: ShardRecords(root).read(asset, list(listing)) for asset in assets}
+    value = json.dumps([latest, _state(instance, root, listing, records)])
     instance.run_storage.set_cursor_values({_LAST_WHOLE_RUN: value})
 
 
-def _shards(instance: dg.DagsterInstance, root: str, listing: Listing) -> str:
-    """Return a digest of the shards that there are, and were."""
+def _state(instance: dg.DagsterInstance, root: str, listing: Listing, records: Records) -> str:
+    """Return a digest of the shards that there are, or were, and of what each was made from.
+
+    Somebody else may make shards in the same storage.
+    """
     made = instance.get_dynamic_partitions(str(SHARDS.name))
-    return digest([sorted(listing), sorted(made), stated_partitions(join(root, "ledger", RETIRED), ".json")])
+    retired = stated_partitions(join(root, "ledger", RETIRED), ".json")
+    recorded = {
+        asset: sorted((key, record.fingerprint, record.version) for key, record in by_key.items())
+        for asset, by_key in sorted(records.items())
+    }
+    names = {asset: ShardRecords(root).named(asset) for asset in sorted(records)}
+    return digest([root, __version__, sorted(listing), sorted(made), retired, recorded, names])
+
+
+def _specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
+    return [spec for spec in definitions.resolve_all_asset_specs() if spec.partitions_def]
 
 
 def up_to_date_records(
@@ -53,16 +72,28 @@ def up_to_date_records(
     """Return the records of all shards in all assets; None if a run has anything to do.
 
     It sees what a run of all shards sees: also outputs that somebody has removed or changed. No output is
-    read, but for the small files of its ledger. Nothing is written but index files that are not as they were.
+    read, but for the small files of its ledger. Nothing is written but index files and sums of proofs that
+    are not as they were.
     """
-    prover: Prover = resources["prover"]
-    noted = instance.run_storage.get_cursor_values({_LAST_WHOLE_RUN}).get(_LAST_WHOLE_RUN)
-    latest, shards = json.loads(noted) if noted else (0, "")
-    if shards != _shards(instance, prover.root, listing):
+    try:
+        return _up_to_date_records(instance, definitions, resources, listing)
+    except (
+        OSError,
+        ValueError,
+    ):  # what cannot be read is for the run: it fails what it concerns, and names it
         return None
-    graph = definitions.resolve_asset_graph()
-    specs = [spec for spec in definitions.resolve_all_asset_specs() if spec.partitions_def]
-    finder = DueShardFinder(instance, specs, {key: shard.version for key, shard in listing.items()})
+
+
+def _up_to_date_records(
+    instance: dg.DagsterInstance, definitions: dg.Definitions, resources: Mapping[str, Any], listing: Listing
+) -> Records | None:
+    noted = instance.run_storage.get_cursor_values({_LAST_WHOLE_RUN}).get(_LAST_WHOLE_RUN)
+    if not noted:
+        return None
+    latest, state = json.loads(noted)
+    graph, prover = definitions.resolve_asset_graph(), resources["prover"]
+    versions = {key: shard.version for key, shard in listing.items()}
+    finder = DueShardFinder(instance, _specs(definitions), versions)
     due = finder.find()
     if due.partitions() or any(due.in_progress.values()) or finder.latest_materialization() > latest:
         return None
@@ -70,11 +101,23 @@ def up_to_date_records(
     for asset in due.by_asset:
         name, manager = asset.to_user_string(), _manager(graph, resources, asset)
         made = _as_published(manager, name, latest_versions(instance, asset, _MATERIALIZED), list(listing))
-        if len(made) < len(listing) or (name in BY_ASSET and len(prover.proven(name, made)) < len(made)):
+        if len(made) < len(listing) or not _passes_checks(graph.get(asset).assets_def, asset, made.values()):
             return None
-        manager.repair_derived()
         found[name] = made
-    return found
+    if state != _state(instance, prover.root, listing, found):
+        return None
+    for asset in due.by_asset:
+        _manager(graph, resources, asset).repair_derived()
+    proven = all(len(prover.proven(name, found[name])) == len(listing) for name in found if name in BY_ASSET)
+    return found if proven else None
+
+
+def _passes_checks(asset: dg.AssetsDefinition, key: dg.AssetKey, records: Iterable[ShardRecord]) -> bool:
+    """Return whether each record has all checks of the asset, and none that keeps its shard back."""
+    specs = [spec for spec in asset.check_specs if spec.asset_key == key]
+    required = frozenset(spec.name for spec in specs)
+    blocking = frozenset(spec.name for spec in specs if spec.blocking)
+    return all(has_passed(record, required, blocking) for record in records)
 
 
 def altered_shards(

@@ -68,12 +68,15 @@ class PlannedJob:
 
         Every required check needs a result, and none may forbid to publish.
         """
-        checks = [Check(**check) for check in record.checks]
-        return (
-            record.fingerprint == self.fingerprint
-            and required_checks <= {check.name for check in checks}
-            and not blocked_by(checks, self.job.blocking)
+        return record.fingerprint == self.fingerprint and has_passed(
+            record, required_checks, self.job.blocking
         )
+
+
+def has_passed(record: ShardRecord, required: frozenset[str], blocking: frozenset[str]) -> bool:
+    """Return whether a shard has a result of each required check, and none that keeps it back."""
+    checks = [Check(**check) for check in record.checks]
+    return required <= {check.name for check in checks} and not blocked_by(checks, blocking)
 
 
 def is_intact(record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:

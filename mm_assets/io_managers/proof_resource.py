@@ -121,16 +121,21 @@ class Prover(dg.ConfigurableResource[Any]):
             store.roll_up(asset, proofs)
 
     def proven(self, asset: str, records: Mapping[str, ShardRecord]) -> set[str]:
-        """Return the shards, of those with these records, that were proven as they are now."""
+        """Return the shards, of those with these records, that were proven as they are now.
+
+        `proof.json` is brought up to date with their proofs.
+        """
         store, stats = ProofStore(self.root), self._stats(asset, records)
         table = accounted_format(BY_ASSET[asset].kind).table
         suspects = self._suspects(table, records) if table is not None else {}
         known = {key: store.read(asset, key) for key in records if key not in suspects}
-        return {
-            key
+        holding = {
+            key: proof
             for key, proof in known.items()
             if proof is not None and _holds(proof, records[key], stats.get(key))
         }
+        store.roll_up(asset, list(holding.values()))
+        return set(holding)
 
     def unknown_files(self, asset: str) -> list[str]:
         """Return the files in the output's folder that belong to no recorded shard."""
