@@ -95,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     for failure in failures:
         fail(failure)
-    has_nothing = advice.refusals and not counts[_SAMPLES]
-    return 1 if failures or has_nothing else 0
+    return 1 if failures or advice.loses_all else 0
 
 
 def _counts(table: pa.Table) -> Counter[str]:
@@ -122,6 +121,7 @@ class _Advice:
 
         self._max_loss = Settings.load().max_loss
         self.refusals: list[str] = []
+        self.loses_all = False  # of some partition `convert` would refuse, 100 % would be lost
         self._untaken: list[ContentColumns] = []
         self._errors = 0
         self._left_out: list[str] = []
@@ -150,7 +150,9 @@ class _Advice:
         self._untaken.append(untaken_in(report))
         self._errors += found[_ERRORS]
         self._left_out += left_out_of(notes)
-        refusal = LossShare.of_report(report).refusal(self._max_loss)
+        loss = LossShare.of_report(report)
+        refusal = loss.refusal(self._max_loss)
+        self.loses_all |= refusal is not None and round(loss.share, 2) == 1
         self.refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
 
     def lines(self) -> list[str]:
