@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 _COLUMNS = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
 _SAMPLES, _ERRORS = "samples", "errors"  # beside the modalities
 _MODALITIES = ("metadata", "text", "image")
+_READS_THE_REST = "; convert --on-materialize-error drop_sample reads the rest"
 _NAMED = 3  # partitions that would be refused
 
 
@@ -43,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.formats.error_places import located
     from mm_assets.formats.made_shards import location_of
     from mm_assets.formats.registry import detect_format, reader_for
+    from mm_assets.formats.tar.scan import TarDamage
     from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
+    from mm_assets.formats.webdataset.payload import SampleError
     from mm_assets.interleaved.json_values import is_json
     from mm_assets.interleaved.unify import unify_schemas
 
@@ -69,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
                 first = first or _first_sample(table)
             advice.add(partition, schema, found, notes)
         except (OSError, ValueError) as error:
-            failures.append(error_line(error))
+            # `inspect` reads as the policy `error` does: what is wrong is to be seen, and named.
+            is_of_sample = isinstance(error, SampleError | TarDamage)
+            failures.append(error_line(error) + (_READS_THE_REST if is_of_sample else ""))
         counts += found
     if failures and not schemas:
         raise ValueError("; ".join(failures))

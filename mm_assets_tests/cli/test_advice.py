@@ -298,6 +298,39 @@ def test_samples_whose_id_is_taken_are_counted_as_samples(tmp_path: Path) -> Non
     assert done.stderr.endswith("set MM_SAMPLE_ID_PREFIX=shard\n")
 
 
+def test_inspect_says_what_reads_the_rest(tmp_path: Path) -> None:
+    make_tar(tmp_path / "a.tar", [("a.json", {"texts": ["x"]}), ("b.json", b'{"texts": ["\xff"]}')])
+    done = run("inspect", tmp_path / "a.tar")
+    assert done.returncode == 1
+    assert "a.tar: b.json: not UTF-8: " in done.stderr
+    assert done.stderr.endswith("; convert --on-materialize-error drop_sample reads the rest\n")
+
+
+def test_verify_asks_for_what_is_missing_alone(tmp_path: Path) -> None:
+    done = run("verify", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: the following arguments are required: B\n")
+
+
+def test_turns_are_told_to_be_of_a_kind_that_is_not_read(tmp_path: Path) -> None:
+    turns = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
+    columns = {
+        "image": (pa.struct([("bytes", pa.binary())]), [{"bytes": PICTURES[0]}]),
+        "conversations": (turns, [[{"from": "human", "value": "hi"}]]),
+    }
+    documents(tmp_path / "a.parquet", columns)
+    done = run("inspect", tmp_path / "a.parquet", "--texts-field", "conversations")
+    assert done.returncode == 1
+    assert "a.parquet: column 'conversations' is of a kind that is not read, list<element: struct<from" in (
+        done.stderr
+    )
+    assert "not interleaved data" not in done.stderr
+    seen = run("inspect", tmp_path / "a.parquet").stdout
+    assert (
+        "no text was taken from 1 of 1 shard; columns that look like text: conversations; see docs/" in seen
+    )
+
+
 @pytest.mark.parametrize(
     ("typed", "nearest"),
     [

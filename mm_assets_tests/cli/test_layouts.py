@@ -186,8 +186,9 @@ def test_other_parquet_is_refused_in_one_line(tmp_path: Path) -> None:
     ):
         message = refused(*command)
         assert (
-            "x.parquet: not interleaved data: it has columns id: int64, images: list<element: "
-            "int32>; expected a row an item" in message
+            "x.parquet: column 'images' is of a kind that is not read, list<element: int32>: images are "
+            "lists of struct<bytes, path>, of bytes, or of names, or one of these a row; see docs/raw_shards.md"
+            in message
         )
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.parquet"))
 
@@ -273,8 +274,8 @@ def test_fields_of_json_that_are_not_taken(tmp_path: Path) -> None:
             [(f"{number}.json", {"images": ["d.png"], **fields}), ("d.png", P0)],
         )
     line = (
-        "no text was taken from 2 of 2 shards; field 'texts' is a string in 1.json: a list of strings is read "
-        "from it; columns that look like text: description; see docs/raw_shards.md"
+        "no text was taken from 2 of 2 shards; field 'texts' is a string in 1.json: a list of strings is "
+        "read from it; columns that look like text: description; see docs/raw_shards.md"
     )
     assert line in ok("inspect", tmp_path / "tar")
     assert line in ok("convert", tmp_path / "tar", tmp_path / "out", "--to", "parquet")
