@@ -186,8 +186,8 @@ def test_other_parquet_is_refused_in_one_line(tmp_path: Path) -> None:
     ):
         message = refused(*command)
         assert (
-            "x.parquet: column 'images' is of a kind that is not read, list<element: int32>: images are "
-            "lists of struct<bytes, path>, of bytes, or of names, or one of these a row; see docs/raw_shards.md"
+            "x.parquet: column 'images' is of a kind that is not read, list<element: int32>: images "
+            "are lists of struct<bytes, path>, of bytes, or of names, or one of these a row; see docs/"
             in message
         )
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.parquet"))
