@@ -10,16 +10,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.accounting.shard_survey import DAMAGE, ShardSurvey
+from mm_assets.formats.content_columns import CONTENT, NO_PAIRS, UNREAD, ContentColumns, merged_content
+from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
 from mm_assets.interleaved.counted import counted
-from mm_assets.interleaved.faults import DUPLICATE_ID, UNREFERENCED_FRAME, UNREFERENCED_MEMBER
+from mm_assets.interleaved.faults import (
+    DUPLICATE_ID,
+    INCOMPLETE_SAMPLE,
+    UNREFERENCED_FRAME,
+    UNREFERENCED_MEMBER,
+)
+from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 from mm_assets.interleaved.source_ref import parse_source_ref
 
 _NAMED = 8  # limit of the fields, or kinds of faults, in a message
 _LONGEST = 200  # limit of characters of a reason
+# Suffixes beside images that are no jsons of another name.
+_NO_JSON = frozenset((*DEFAULT_IMAGE_EXTENSIONS, "txt", "caption", "cls", "npy"))
+_UNRESOLVED = "unresolved"  # among the reasons: images that cannot be found
+_PAIR = "a pair is NAME.jpg with NAME.txt, or with the field 'caption' in NAME.json"
 _NO_ITEM, _NO_IMAGE, _NOTHING = (
     "no sample has a text or an image",
     "no sample has an image",
@@ -42,6 +54,10 @@ class LossShare:
         nbytes: bytes of the unpacked files.
         images: how many unreferenced members are images.
         fields: names of the fields in the documents.
+        has_candidates: whether any of these might be read as texts or images: in tars and JSON lines, a list.
+        repeated: how many samples have an id that is taken.
+        reasons: lines on why members are referenced by no sample, or nothing is recognised, by their names in
+            `ContentColumns`.
         examples: a reason for each kind of fault.
         suffixes: those of unreferenced members, the most common first.
     """
@@ -56,6 +72,9 @@ class LossShare:
     fields: tuple[str, ...] = ()
     examples: Mapping[str, str] = field(default_factory=dict)
     suffixes: tuple[str, ...] = ()
+    has_candidates: bool = True
+    repeated: int = 0
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_report(cls, report: PartitionReport) -> LossShare:
@@ -85,6 +104,9 @@ class LossShare:
         examples = _examples((*damaged_ranges, *items, *unreferenced))
         for error in errors:
             examples.setdefault(error.kind, error.message[:_LONGEST])
+        columns = [
+            field for field in report.schema if field.name not in RESERVED_COLUMNS and field.name != SOURCE
+        ]
         return cls(
             Counter(
                 [
@@ -98,9 +120,12 @@ class LossShare:
             sum(map(_nbytes, damaged_ranges)),
             sum(notes.get("nbytes", 0) for notes in report.notes.values()),
             unused,
-            tuple(name for name in report.schema.names if name not in RESERVED_COLUMNS and name != SOURCE),
+            tuple(field.name for field in columns),
             examples,
             _suffixes(parse_source_ref(loss.source_ref)["member"] or "" for loss in unreferenced),
+            any(map(is_parquet, report.notes)) or any(map(_may_be_list, columns)),
+            sum(loss.kind == DUPLICATE_ID and loss.is_cause for loss in items),
+            _reasons(merged_content(notes.get(CONTENT, {}) for notes in report.notes.values())),
         )
 
     @classmethod
@@ -129,9 +154,15 @@ class LossShare:
         examples = _examples(
             (*damaged_ranges, *(loss for losses in unreadable.values() for loss in losses.first))
         )
-        if duplicates:
+        if repeated.num_rows:
             sample_id, shard = min(claimed_ids.items())
             examples[DUPLICATE_ID] = f"{sample_id!r:.100} by shard {shard!r}"
+        types = {name: type_ for name, type_ in survey.columns.required_types().items() if name != SOURCE}
+        sources = survey.samples.column("source").slice(0, 1).to_pylist()
+        reasons = _reasons(survey.content or {})
+        for _, _, reason in survey.unresolved.first[:1]:
+            reasons[_UNRESOLVED] = f"{counted(survey.unresolved.count, 'image')} cannot be found: {reason}"
+        within = survey.losses.get(DUPLICATE_ID)
         return cls(
             +lost,
             items - duplicates,
@@ -140,9 +171,13 @@ class LossShare:
             unreadable_bytes=sum(map(_nbytes, damaged_ranges)),
             nbytes=survey.nbytes,
             images=sum(extension(name) in DEFAULT_IMAGE_EXTENSIONS for name in survey.unreferenced.first),
-            fields=tuple(name for name in survey.columns.required_types() if name != SOURCE),
+            fields=tuple(types),
             examples=examples,
             suffixes=_suffixes(survey.unreferenced.first),
+            has_candidates=any(map(is_parquet, sources))
+            or any(_may_be_list(t.field) for t in types.values()),
+            repeated=repeated.num_rows + (0 if within is None else within.count),
+            reasons=reasons,
         )
 
     @property
@@ -179,18 +214,22 @@ class LossShare:
         elif self.lack == _NOTHING:
             causes.append(f"{_NOTHING}: {next(iter(self.examples.values()), '')}")
         unreferenced = self.lost.get(UNREFERENCED_MEMBER, 0)
-        if unreferenced or (self.lack and self.samples):
-            causes.append(self._unrecognized(unreferenced))
-        for kind, count in Counter(self.lost).most_common(_NAMED):
+        is_unrecognized = bool(unreferenced or (self.lack and self.samples))
+        causes += self.reasons.values() if is_unrecognized else ()
+        # What is lost with the rest of its sample comes last: the fault of that is the cause.
+        faults = sorted(self._faults().most_common(_NAMED), key=lambda entry: entry[0] == INCOMPLETE_SAMPLE)
+        for kind, count in faults:
             if kind == DUPLICATE_ID:
                 hint = "remove a copy; if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
-                causes.append(
-                    f"{counted(count, 'item is', 'items are')} of samples whose id is taken "
-                    f"({self.examples.get(kind, '')}): {hint}"
-                )
-            elif kind not in (UNREFERENCED_MEMBER, UNREFERENCED_FRAME):
+                samples = counted(self.repeated, "sample has", "samples have")
+                causes.append(f"{samples} an id that is taken ({self.examples.get(kind, '')}): {hint}")
+            else:
                 causes.append(f"{kind} {count}: {self.examples.get(kind, '')}")
-        return causes
+        return [*causes, *([self._unrecognized(unreferenced)] if is_unrecognized else [])]
+
+    def _faults(self) -> Counter[str]:
+        unreferenced = (UNREFERENCED_MEMBER, UNREFERENCED_FRAME)
+        return Counter({kind: count for kind, count in self.lost.items() if kind not in unreferenced})
 
     def _unrecognized(self, unreferenced: int) -> str:
         fields = (
@@ -199,22 +238,46 @@ class LossShare:
             else "none"
         )
         content = self.lack or f"{counted(self.samples, 'sample')} can be read"
-        found = (
-            f"{unreferenced} members of the tar, {self.images} of them images, are referenced by no sample; "
-            if unreferenced
-            else ""
-        )
+        found = ""
+        if unreferenced == 1:
+            kind = "an image" if self.images else "no image"
+            found = f"1 member of the tar, {kind}, is referenced by no sample; "
+        elif unreferenced:
+            images = "1 of them an image" if self.images == 1 else f"{self.images} of them images"
+            found = f"{unreferenced} members of the tar, {images}, are referenced by no sample; "
         # Without a document there are no fields: the suffixes of documents, or of pairs, are others.
         seen = f"; suffixes seen: {', '.join(self.suffixes[:_NAMED])}" if not self.samples else ""
-        return f"{found}{content}; fields seen: {fields}{seen}; {self._cure()}"
+        cure = self._cure()
+        return f"{found}{content}; fields seen: {fields}{seen}{f'; {cure}' if cure else ''}"
 
     def _cure(self) -> str:
-        """Return what to do about what no sample references; the settings may be given already."""
+        """Return what to do about what no sample references; empty where nothing more than the causes helps.
+
+        The settings may be given already.
+        """
         if not self.samples:
+            if self._faults():
+                return ""
+            if self.images and _NO_JSON.issuperset(self.suffixes):
+                return _PAIR
             return "check MM_JSON_EXTENSIONS, MM_IMAGE_EXTENSIONS"
-        if self.lack or self.images:
+        if not self.lack and not self.images:
+            return "raise MM_MAX_LOSS if these members may be left out"
+        if not self.lack and (self._faults() or self.reasons):
+            return ""
+        if self.has_candidates:
             return "check MM_TEXTS_FIELD, MM_IMAGES_FIELD"
-        return "raise MM_MAX_LOSS if these members may be left out"
+        lists = "texts and images are read from lists, and none of these fields is one" if self.fields else ""
+        pair = _PAIR if self.images and NO_PAIRS not in self.reasons else ""
+        return "; ".join(filter(None, (lists, pair)))
+
+
+def _reasons(content: ContentColumns) -> dict[str, str]:
+    return {key: line for key in (*UNREAD.values(), NO_PAIRS) for line in content.get(key, ())[:1]}
+
+
+def _may_be_list(field: pa.Field) -> bool:
+    return pa.types.is_list(field.type) or is_json(field)
 
 
 def _nbytes(loss: Loss) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 _COLUMNS = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
 _SAMPLES, _ERRORS = "samples", "errors"  # beside the modalities
 _MODALITIES = ("metadata", "text", "image")
+_READS_THE_REST = "; convert --on-materialize-error drop_sample reads the rest"
 _NAMED = 3  # partitions that would be refused
 
 
@@ -43,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.formats.error_places import located
     from mm_assets.formats.made_shards import location_of
     from mm_assets.formats.registry import detect_format, reader_for
+    from mm_assets.formats.tar.scan import TarDamage
     from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
+    from mm_assets.formats.webdataset.payload import SampleError
     from mm_assets.interleaved.json_values import is_json
     from mm_assets.interleaved.unify import unify_schemas
 
@@ -69,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
                 first = first or _first_sample(table)
             advice.add(partition, schema, found, notes)
         except (OSError, ValueError) as error:
-            failures.append(error_line(error))
+            # `inspect` reads as the policy `error` does: what is wrong is to be seen, and named.
+            is_of_sample = isinstance(error, SampleError | TarDamage)
+            failures.append(error_line(error) + (_READS_THE_REST if is_of_sample else ""))
         counts += found
     if failures and not schemas:
         raise ValueError("; ".join(failures))
@@ -95,8 +100,7 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     for failure in failures:
         fail(failure)
-    has_nothing = advice.refusals and not counts[_SAMPLES]
-    return 1 if failures or has_nothing else 0
+    return 1 if failures or advice.loses_all else 0
 
 
 def _counts(table: pa.Table) -> Counter[str]:
@@ -122,6 +126,7 @@ class _Advice:
 
         self._max_loss = Settings.load().max_loss
         self.refusals: list[str] = []
+        self.loses_all = False  # of some partition `convert` would refuse, 100 % would be lost
         self._untaken: list[ContentColumns] = []
         self._errors = 0
         self._left_out: list[str] = []
@@ -150,7 +155,9 @@ class _Advice:
         self._untaken.append(untaken_in(report))
         self._errors += found[_ERRORS]
         self._left_out += left_out_of(notes)
-        refusal = LossShare.of_report(report).refusal(self._max_loss)
+        loss = LossShare.of_report(report)
+        refusal = loss.refusal(self._max_loss)
+        self.loses_all |= refusal is not None and round(loss.share, 2) == 1
         self.refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
 
     def lines(self) -> list[str]:

@@ -47,7 +47,7 @@ class QuarantineRepeatedIds:
         )
 
     def _losses(self, removed: pa.Table) -> tuple[Loss, ...]:
-        from mm_assets.interleaved.faults import DUPLICATE_ID, INCOMPLETE_SAMPLE
+        from mm_assets.interleaved.faults import DUPLICATE_ID
         from mm_assets.interleaved.losses import Loss
 
         seen: set[str] = set()
@@ -56,9 +56,10 @@ class QuarantineRepeatedIds:
             sample_id = row["sample_id"]
             is_cause = sample_id not in seen  # the sample's first row, its metadata
             seen.add(sample_id)
-            kind = DUPLICATE_ID if is_cause else INCOMPLETE_SAMPLE
             reason = f"sample id {sample_id!r:.200} is already in partition {self.owners[sample_id]!r}"
-            losses.append(Loss(**row, outcome="quarantined", kind=kind, reason=reason, is_cause=is_cause))
+            losses.append(
+                Loss(**row, outcome="quarantined", kind=DUPLICATE_ID, reason=reason, is_cause=is_cause)
+            )
         return tuple(losses)
 
 

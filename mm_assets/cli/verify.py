@@ -20,7 +20,8 @@ def add_to(commands: Any) -> None:
     for name in ("a", "b"):
         kinds = f"file, folder, glob or URL of {TITLES} data"
         parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
-    parser.add_argument("more", metavar="C", nargs="*", type=location, help="further datasets")
+    # Without a default argparse counts C as required, and says so where B is missing.
+    parser.add_argument("more", metavar="C", nargs="*", default=[], type=location, help="further datasets")
     raw_layout.add_flags(parser)
     parser.set_defaults(run=run)
 

@@ -17,6 +17,9 @@ from mm_assets.interleaved.json_values import is_json
 
 TEXT, IMAGE = "text", "image"
 CONTENT = "content_columns"  # in the notes of a file of others: `content_columns`
+# There beside the columns: lines on fields that are named as texts, or images, and hold something else.
+UNREAD = {TEXT: "unread text", IMAGE: "unread image"}
+NO_PAIRS = "no pairs"  # likewise, a line on the json for which a tar is none of image-text pairs
 _LIKE = {TEXT: "text", IMAGE: "images"}
 _NAMED = 8  # columns in a line
 _LOOKED_AT = 8  # entries of a list or an object in JSON
@@ -112,7 +115,8 @@ def merged_content(files: Iterable[ContentColumns]) -> ContentColumns:
 def untaken(columns: ContentColumns, texts: int, images: int) -> ContentColumns:
     """Return the columns of the modalities of which a shard with ``texts`` and ``images`` has no item."""
     counts = {TEXT: texts, IMAGE: images}
-    return {modality: names for modality, names in columns.items() if not counts[modality]}
+    wanted = [key for modality in counts if not counts[modality] for key in (modality, UNREAD[modality])]
+    return {key: columns[key] for key in wanted if columns.get(key)}
 
 
 def untaken_in(report: PartitionReport) -> ContentColumns:
@@ -134,15 +138,17 @@ def untaken_lines(found: Iterable[ContentColumns], of: int) -> list[str]:
     lines = []
     shards = [shard for shard in found if shard]
     for modality, like in _LIKE.items():
-        having = [shard[modality] for shard in shards if shard.get(modality)]
+        having = [shard for shard in shards if shard.get(modality) or shard.get(UNREAD[modality])]
         if having:
-            names = list(Counter(name for names in having for name in names))
+            unread = list(Counter(line for shard in having for line in shard.get(UNREAD[modality], ())))
+            named = [line.partition(": ")[0] for line in unread]
+            names = list(Counter(name for shard in having for name in shard.get(modality, ())))
+            names = [name for name in names if not any(f"field {name!r} " in each for each in named)]
             shown = ", ".join(map(_shown, names[:_NAMED])) + (", …" if names[_NAMED:] else "")
+            alike = [f"columns that look like {like}: {shown}"] if names else []
             which = f" from {len(having)} of {counted(of, 'shard')}" if of else ""
-            lines.append(
-                f"no {modality} was taken{which}; columns that look like {like}: {shown}; "
-                "see docs/raw_shards.md"
-            )
+            parts = [f"no {modality} was taken{which}", *unread[:1], *alike, "see docs/raw_shards.md"]
+            lines.append("; ".join(parts))
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.buffers import is_bytes, take_rows
 from mm_assets.interleaved.digest import BLOBS
 from mm_assets.interleaved.errors import ShardError
-from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, DUPLICATE_ID, NOT_UTF8
+from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, DUPLICATE_ID, INCOMPLETE_SAMPLE, NOT_UTF8
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.samples import sample_offsets, sort_items
 from mm_assets.interleaved.schema import (
@@ -105,7 +105,8 @@ class QuarantiningParquetSource(ParquetSource):
                 pending += runs_apart[::-1]
                 continue
             if fault is not None:
-                self._quarantine_unusable(rows, first + start, *fault)
+                unreadable = {row - start: broken[row] for row in range(start, end) if row in broken}
+                self._quarantine_unusable(rows, first + start, *fault, unreadable)
             else:
                 sample_id = rows.column("sample_id")[0].as_py()
                 collision = self._ids.register(sample_id, self._row_name(first + start), self._path)
@@ -135,8 +136,16 @@ class QuarantiningParquetSource(ParquetSource):
                 if row["modality"] == "image" and row[_ERROR] is not None:
                     self._unresolved.append((sample_id, row["position"], row[_ERROR]))
 
-    def _quarantine_unusable(self, rows: pa.Table, first: int, kind: str, message: str) -> None:
-        """Quarantine an unusable sample as one item, because its rows cannot be told apart."""
+    def _quarantine_unusable(
+        self, rows: pa.Table, first: int, kind: str, message: str, unreadable: Mapping[int, str]
+    ) -> None:
+        """Quarantine an unusable sample: as one item, if its rows cannot be told apart.
+
+        ``unreadable`` has the rows with text that is not UTF-8, and the column of each.
+        """
+        if unreadable and _are_items(rows, unreadable.values()):
+            self._quarantine_unreadable(rows, first, unreadable)
+            return
         ids = with_bytes(rows.column("sample_id").combine_chunks())
         sample_id = None if ids[0].as_py() is None else ids[0].as_py().decode("utf-8", "backslashreplace")
         reason = f"{self._path}: {self._row_name(first)}: {message}"
@@ -151,6 +160,27 @@ class QuarantiningParquetSource(ParquetSource):
                 source_ref=self._ref(first),
             )
         )
+
+    def _quarantine_unreadable(self, rows: pa.Table, first: int, unreadable: Mapping[int, str]) -> None:
+        cause = min(unreadable)
+        where = f"{self._path}: {self._row_name(first + cause)}"
+        for number, row in enumerate(rows.select(REQUIRED_COLUMNS).to_pylist()):
+            place = f"{self._path}: {self._row_name(first + number)}"
+            reason = (
+                f"{place}: column {unreadable[number]!r}: not UTF-8"
+                if number in unreadable
+                else f"its sample has an error: {where}: column {unreadable[cause]!r}: not UTF-8"
+            )
+            self.losses.append(
+                Loss(
+                    **row,
+                    outcome="quarantined",
+                    kind=NOT_UTF8 if number in unreadable else INCOMPLETE_SAMPLE,
+                    reason=reason,
+                    source_ref=self._ref(first + number),
+                    is_cause=number == cause,
+                )
+            )
 
     def _quarantine_duplicate(self, rows: pa.Table, first: int, reason: str) -> None:
         for number, row in enumerate(rows.select(REQUIRED_COLUMNS).to_pylist()):
@@ -201,6 +231,17 @@ def _fault(rows: pa.Table, broken: Sequence[str]) -> tuple[str, str] | None:
         return BAD_SAMPLE_ID, "column 'sample_id' is null"
     disorder = _disorder(rows)
     return None if disorder is None else (BAD_LAYOUT, disorder)
+
+
+def _are_items(rows: pa.Table, unreadable: Iterable[str]) -> bool:
+    """Return whether rows are items of one sample, whatever their text is."""
+    if not set(unreadable).isdisjoint(REQUIRED_COLUMNS) or rows.column("sample_id").null_count:
+        return False
+    try:
+        sort_items(rows.select(REQUIRED_COLUMNS))
+    except ValueError:
+        return False
+    return True
 
 
 def _disorder(rows: pa.Table) -> str | None:

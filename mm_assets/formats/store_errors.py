@@ -36,6 +36,9 @@ _NO_CONNECTION = "no connection to {endpoint}: is AWS_ENDPOINT_URL right, and th
 _OVERLOADED = "the store asks for fewer requests, time and again: try again later, or with fewer workers"
 _STORE_FAILED = "the store failed, time and again: try again later"
 _BROKEN_OFF = "the store broke off its answers, time and again: try again later"
+_LOGIN = (
+    "login missing or refused: write USER:PASSWORD@ before the host, or see [stores] in the settings file"
+)
 _OTHER_REGION = "the bucket is in another region: set AWS_REGION"
 
 # Keys: the class of an error, or the code in an S3 server's answer.
@@ -96,6 +99,9 @@ _WORDS = {
     "ClientConnectorError": "no connection to {endpoint}",
     "ClientConnectorDNSError": "no connection to {endpoint}",
     "HTTP error": _NO_CONNECTION,
+    "HTTP 401": _LOGIN,
+    "HTTP 403": _LOGIN,
+    "HTTP 404": "no such file",
     "ClientPayloadError": _BROKEN_OFF,
     "IncompleteReadError": _BROKEN_OFF,
     "ResponseStreamingError": _BROKEN_OFF,
@@ -103,7 +109,7 @@ _WORDS = {
     "HTTPClientError": _NO_CONNECTION,
 }
 _ACCESS_DENIED = frozenset({"AccessDenied", "403", "AuthorizationPermissionMismatch"})
-_OF_THE_PLACE = _ACCESS_DENIED | {"ContainerNotFound", "NoSuchBucket"}
+_OF_THE_PLACE = _ACCESS_DENIED | {"ContainerNotFound", "NoSuchBucket", "HTTP 401", "HTTP 403", "HTTP 404"}
 _SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
 # Lance tells of a store's answer in the text of its error alone.
 _LANCE = re.compile(r"Error performing [A-Z]+ https?://|Error getting list response")
@@ -192,5 +198,6 @@ def _names(error: BaseException) -> list[str]:
         for e in errors
         if isinstance(response := getattr(e, "response", None), dict)
     ]
+    codes += [f"HTTP {getattr(e, 'status', None)}" for e in errors if _package(e) == "aiohttp"]
     codes += [str(getattr(code, "value", code)) for e in errors if (code := getattr(e, "error_code", None))]
     return [*codes, *_lance_codes(error), *(kind.__name__ for e in errors for kind in type(e).__mro__)]

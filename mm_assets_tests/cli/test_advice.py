@@ -35,7 +35,7 @@ def hive(folder: Path) -> None:
 
 
 def other_fields(folder: Path, suffix: str = "png") -> None:
-    make_tar(folder / "a.tar", [("a.json", {"body": "hello"}), (f"a.1.{suffix}", PICTURES[0])])
+    make_tar(folder / "a.tar", [("a.json", {"body": ["hello"]}), (f"a.1.{suffix}", PICTURES[0])])
 
 
 def extra_members(folder: Path) -> None:
@@ -83,7 +83,7 @@ CHECK_FIELDS = "check MM_TEXTS_FIELD, MM_IMAGES_FIELD"
             id="URLs",
         ),
         pytest.param(hive, 0, 0, "/year=2023: such names of folders become no columns", id="Hive"),
-        pytest.param(other_fields, 0, 1, CHECK_FIELDS, id="other fields"),
+        pytest.param(other_fields, 1, 1, CHECK_FIELDS, id="other fields"),
         pytest.param(
             extra_members, 0, 1, "raise MM_MAX_LOSS if these members may be left out", id="extra members"
         ),
@@ -121,6 +121,214 @@ def test_advice_that_cannot_help_is_not_given(tmp_path: Path) -> None:
     done = run("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet")
     assert "MM_TEXTS_FIELD" not in done.stderr
     assert "MM_JSON_EXTENSIONS" not in done.stderr
+
+
+LISTS = "texts and images are read from lists, and none of these fields is one"
+PAIR = "a pair is NAME.jpg with NAME.txt, or with the field 'caption' in NAME.json"
+STRING = "a list of strings is read from it"
+OF_IMAGES = "referenced by no sample; 0 samples can be read; fields seen: none; suffixes seen: "
+NO_PAIRS = "o2.json has the field 'texts': the whole tar is documents, not image-text pairs; "
+
+
+def keys(folder: Path, **members: object) -> None:
+    """Write a tar of three keys; ``{n}`` in a text stands for the number of each."""
+
+    def filled(value: object, n: int) -> object:
+        return value.replace("{n}", str(n)) if isinstance(value, str) else value
+
+    numbered = [
+        (f"o{n}.{suffix}", {k: filled(v, n) for k, v in value.items()} if isinstance(value, dict) else value)
+        for n in range(3)
+        for suffix, value in members.items()
+    ]
+    make_tar(folder / "a.tar", numbered)  # type: ignore[arg-type]
+
+
+def one_document(folder: Path, texts: object) -> None:
+    """Write a tar of pairs in which one json is a document."""
+    members = [(f"o{n}.jpg", PICTURES[0]) for n in range(3)]
+    members += [(f"o{n}.txt", b"words") for n in range(3)]
+    jsons = [(f"o{n}.json", {"texts": texts} if n == 2 else {"w": n}) for n in range(3)]
+    make_tar(folder / "a.tar", [*members, *jsons])
+
+
+def lines(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "says"),
+    [
+        pytest.param(
+            lambda folder: keys(folder, jpg=PICTURES[0], json={"text": "s{n}", "id": 0}),
+            {},
+            f"3 members of the tar, 3 of them images, are referenced by no sample; no sample has a text or "
+            f"an image; fields seen: text, id; {LISTS}; {PAIR}\n",
+            id="strings",
+        ),
+        pytest.param(
+            lambda folder: keys(folder, jpg=PICTURES[0], json={"text": "s{n}", "id": 0}),
+            {"MM_TEXTS_FIELD": "text"},
+            f": field 'text' is a string in o0.json: {STRING}; 3 members of the tar, 3 of them images, are "
+            f"referenced by no sample; no sample has a text or an image; fields seen: id; {LISTS}; {PAIR}\n",
+            id="a string that is named",
+        ),
+        pytest.param(
+            lambda folder: keys(folder, jpg=PICTURES[0], json={"texts": ["s"], "image": "o{n}.jpg"}),
+            {"MM_IMAGES_FIELD": "image"},
+            ": field 'image' is a string in o0.json: a list of the names of images is read from it; 3 ",
+            id="the name of an image",
+        ),
+        pytest.param(
+            lambda folder: keys(folder, jpg=PICTURES[0], json={"texts": {"en": "s"}}),
+            {},
+            f": field 'texts' is an object in o0.json: {STRING}; 3 members",
+            id="an object",
+        ),
+        pytest.param(
+            lines, {}, f"no sample has a text or an image; fields seen: text; {LISTS}\n", id="lines"
+        ),
+        pytest.param(
+            lines, {"MM_TEXTS_FIELD": "text"}, f": field 'text' is a string in line 1: {STRING}; ", id="named"
+        ),
+        pytest.param(
+            lambda folder: keys(folder, jpg=PICTURES[0]), {}, f"{OF_IMAGES}jpg; {PAIR}\n", id="images alone"
+        ),
+        pytest.param(
+            lambda folder: keys(folder, jpg=PICTURES[0], cls=b"1"),
+            {},
+            f"6 members of the tar, 3 of them images, are {OF_IMAGES}jpg, cls; {PAIR}\n",
+            id="classes",
+        ),
+        pytest.param(
+            lambda folder: keys(folder, jpg=PICTURES[0], caption=b"words"),
+            {},
+            f"{OF_IMAGES}jpg, caption; {PAIR}\n",
+            id="captions of another name",
+        ),
+        pytest.param(
+            lambda folder: make_tar(folder / "a.tar", [("a.jpg", PICTURES[0])]),
+            {},
+            f": 1 member of the tar, an image, is {OF_IMAGES}jpg; {PAIR}\n",
+            id="one image",
+        ),
+        pytest.param(
+            lambda folder: one_document(folder, "x"),
+            {},
+            f": field 'texts' is a string in o2.json: {STRING}; {NO_PAIRS}6 members of the tar, 3 of them "
+            f"images, are referenced by no sample; no sample has a text or an image; fields seen: w; "
+            f"{LISTS}\n",
+            id="one json with a string among pairs",
+        ),
+        pytest.param(
+            lambda folder: one_document(folder, ["x"]),
+            {},
+            f": {NO_PAIRS}6 members of the tar, 3 of them images, are referenced by no sample; no sample has "
+            f"an image; fields seen: w; {LISTS}\n",
+            id="one document among pairs",
+        ),
+    ],
+)
+def test_a_cause_is_named_and_no_setting_that_cannot_help(
+    tmp_path: Path,
+    make: Callable[[Path], object],
+    settings: dict[str, str],
+    says: str,
+) -> None:
+    """Also: `inspect` that says that all would be refused has the exit code of `convert`."""
+    make(tmp_path / "raw")
+    done = run("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet", **settings)
+    assert says in done.stderr
+    assert "check MM_" not in done.stderr
+    seen = run("inspect", tmp_path / "raw", **settings)
+    assert (done.returncode, seen.returncode) == (1, 1)
+    assert f"would be lost, and MM_MAX_LOSS is 0.5: {done.stderr.partition(' is 0.5: ')[2]}" in seen.stdout
+
+
+def test_a_field_that_is_set_is_not_advised_to_be_set(tmp_path: Path) -> None:
+    lines(tmp_path / "raw")
+    assert run("inspect", tmp_path / "raw", MM_TEXTS_FIELD="text").stdout.endswith(
+        f"no text was taken from 1 of 1 shard; field 'text' is a string in line 1: {STRING}; see "
+        "docs/raw_shards.md\n"
+    )
+
+
+def utf16(folder: Path) -> None:
+    json_of = '{"texts": ["x", null], "images": [null, "o.jpg"]}'.encode("utf-16")
+    keys(folder, jpg=PICTURES[0], json=json_of)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        pytest.param(
+            utf16,
+            "not_utf8 3: a.tar: o0.json: not UTF-8, but UTF-16: write it as UTF-8; 3 members of the tar, 3 "
+            f"of them images, are {OF_IMAGES}jpg\n",
+            id="UTF-16",
+        ),
+        pytest.param(
+            lambda folder: document(folder, NFC, (NFD, PICTURES[0])),
+            "missing_member 1: missing member 'é.png': the tar has 'e\\u0301.png', which looks alike, and "
+            "not '\\xe9.png'; incomplete_sample 2: ",
+            id="NFC names NFD",
+        ),
+    ],
+)
+def test_a_known_fault_comes_first_and_needs_no_advice(
+    tmp_path: Path, make: Callable[[Path], object], says: str
+) -> None:
+    make(tmp_path / "raw")
+    flags = ("--to", "parquet", "--on-materialize-error", "drop_sample")
+    done = run("convert", tmp_path / "raw", tmp_path / "out", *flags)
+    assert f"100% of it would be lost, and MM_MAX_LOSS is 0.5: {says}" in done.stderr
+    assert "check MM_" not in done.stderr
+
+
+def test_samples_whose_id_is_taken_are_counted_as_samples(tmp_path: Path) -> None:
+    for name in "ab":
+        keys(tmp_path / name, jpg=PICTURES[0], json={"texts": ["x", None], "images": [None, "jpg"]})
+    source = f"{tmp_path}/*/a.tar"
+    flags = ("--to", "parquet", "--on-materialize-error", "drop_sample")
+    done = run("convert", source, tmp_path / "out", *flags)
+    assert "is 0.5: 3 samples have an id that is taken (sample id 'o0' is already in partition 'a/a'): " in (
+        done.stderr
+    )
+    assert done.stderr.endswith("set MM_SAMPLE_ID_PREFIX=shard\n")
+
+
+def test_inspect_says_what_reads_the_rest(tmp_path: Path) -> None:
+    make_tar(tmp_path / "a.tar", [("a.json", {"texts": ["x"]}), ("b.json", b'{"texts": ["\xff"]}')])
+    done = run("inspect", tmp_path / "a.tar")
+    assert done.returncode == 1
+    assert "a.tar: b.json: not UTF-8: " in done.stderr
+    assert done.stderr.endswith("; convert --on-materialize-error drop_sample reads the rest\n")
+
+
+def test_verify_asks_for_what_is_missing_alone(tmp_path: Path) -> None:
+    done = run("verify", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: the following arguments are required: B\n")
+
+
+def test_turns_are_told_to_be_of_a_kind_that_is_not_read(tmp_path: Path) -> None:
+    turns = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
+    columns = {
+        "image": (pa.struct([("bytes", pa.binary())]), [{"bytes": PICTURES[0]}]),
+        "conversations": (turns, [[{"from": "human", "value": "hi"}]]),
+    }
+    documents(tmp_path / "a.parquet", columns)
+    done = run("inspect", tmp_path / "a.parquet", "--texts-field", "conversations")
+    assert done.returncode == 1
+    assert "a.parquet: column 'conversations' is of a kind that is not read, list<element: struct<from" in (
+        done.stderr
+    )
+    assert "not interleaved data" not in done.stderr
+    seen = run("inspect", tmp_path / "a.parquet").stdout
+    assert (
+        "no text was taken from 1 of 1 shard; columns that look like text: conversations; see docs/" in seen
+    )
 
 
 @pytest.mark.parametrize(

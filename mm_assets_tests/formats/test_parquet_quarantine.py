@@ -122,9 +122,12 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     pq.write_table(table.set_column(4, CURATOR.field("text_content"), broken), tmp_path / "f.parquet")
     reading = read_tolerantly(tmp_path / "f.parquet")
     assert reading.ids == ["good", "c"]
-    assert [(loss.sample_id, loss.kind, loss.reason) for loss in reading.losses] == [
-        ("b", "not_utf8", "f.parquet: row 3: column 'text_content': not UTF-8"),
+    fault = "f.parquet: row 4: column 'text_content': not UTF-8"
+    assert [(loss.position, loss.kind, loss.reason, loss.is_cause) for loss in reading.losses] == [
+        (-1, "incomplete_sample", f"its sample has an error: {fault}", False),
+        (0, "not_utf8", fault, True),
     ]
+    assert {loss.sample_id for loss in reading.losses} == {"b"}
 
 
 def test_errors_that_come_with_the_data_are_unresolved(tmp_path: Path) -> None:

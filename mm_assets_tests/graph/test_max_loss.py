@@ -110,7 +110,7 @@ def test_ids_that_start_anew_in_each_shard(tmp_path: Path, deploy: Deploy) -> No
     assert (success, landed) == (False, ["a"])
     hint = "remove a copy; if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
     line = (
-        f"100% of it would be lost, and MM_MAX_LOSS is 0.5: 12 items are of samples whose id is taken "
+        f"100% of it would be lost, and MM_MAX_LOSS is 0.5: 4 samples have an id that is taken "
         f"('00000' by shard 'a'): {hint}"
     )
     assert errors == {"b": line, "c": line}
@@ -141,9 +141,9 @@ def test_images_that_cannot_be_decoded_are_found_when_they_are_read(
     assert (success, landed) == (lands, ["a"] if lands else [])
     if not lands:
         assert errors["a"].startswith(
-            "75% of it would be lost, and MM_MAX_LOSS is 0.5: incomplete_sample 6: "
+            "75% of it would be lost, and MM_MAX_LOSS is 0.5: undecodable_image 3: unreadable image: cut or "
         )
-        assert "undecodable_image 3: unreadable image: cut or damaged" in errors["a"]
+        assert "; incomplete_sample 6: its sample has an error" in errors["a"]
 
 
 def test_what_landed_before_stays(tmp_path: Path, deploy: Deploy) -> None:

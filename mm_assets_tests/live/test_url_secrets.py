@@ -157,6 +157,20 @@ def test_what_goes_wrong(address: str, name: str, is_signed: bool, tmp_path: Pat
     assert leaks(tmp_path, *done) == []
 
 
+@pytest.mark.parametrize("login", ["", "me:wrong@"])
+def test_a_login_that_is_missing_or_refused(address: str, login: str, tmp_path: Path) -> None:
+    url, shown = f"http://{login}{address}/raw/web-00000.tar", f"http://{address}/raw/web-00000.tar"
+    refused = f"{shown}: login missing or refused: write USER:PASSWORD@ before the host, or see [stores] in"
+    settings = {"MM_STORAGE": str(tmp_path / "storage"), "MM_RAW_SHARDS": url}
+    planned = run_process("run", "--dry-run", cwd=tmp_path, env=settings)
+    assert planned.returncode == 1
+    assert planned.stderr.startswith(f"mm-assets: no raw shards: {refused}")
+    assert refused in run_process("convert", url, "out", "--to", "parquet", cwd=tmp_path).stderr
+    absent = {**settings, "MM_RAW_SHARDS": f"http://me:S3cretPW@{address}/raw/absent.tar"}
+    line = run_process("run", "--dry-run", cwd=tmp_path, env=absent).stderr
+    assert line.startswith(f"mm-assets: no raw shards: http://{address}/raw/absent.tar: no such file")
+
+
 def test_run_of_the_graph(address: str, tmp_path: Path) -> None:
     login = f"http://me:S3cretPW@{address}/raw"
     locations = f"{login}/{{web-00000,cut,absent}}.tar 'http://{address}/raw/web-00001.tar?{SIGNATURE}'"

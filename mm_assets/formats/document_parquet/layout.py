@@ -17,6 +17,8 @@ from mm_assets.interleaved.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS
 BYTES, PATH, TEXT = "bytes", "path", "text"  # fields of an image, and of a text
 _IMAGE = "image"  # a column of one image per row, if there is no column of lists
 _CAPTIONS = ("text", "caption")  # columns of one text per row, for such an image
+_TEXTS_READ = "texts are lists of strings, or of structs with a string 'text', or one of these a row"
+_IMAGES_READ = "images are lists of struct<bytes, path>, of bytes, or of names, or one of these a row"
 _SHOWN = 20  # columns named in an error
 
 
@@ -132,7 +134,13 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
         or _is_string(_child(texts, TEXT), optional=True)
     )
     is_image = images is None or images.is_empty or _is_image(images)
-    if (texts is None and images is None) or not (is_text and is_image):
+    for column, is_read, kinds in ((texts, is_text, _TEXTS_READ), (images, is_image, _IMAGES_READ)):
+        if column is not None and not is_read:
+            raise ValueError(
+                f"column {column.name!r} is of a kind that is not read, "
+                f"{schema.field(column.name).type!s:.100}: {kinds}; see docs/raw_shards.md"
+            )
+    if texts is None and images is None:
         raise ValueError(
             f"not interleaved data{_near_miss(schema)}: it has {_described(schema)}; {_expected(raw)}"
         )

@@ -24,6 +24,7 @@ from mm_assets.interleaved.faults import (
     BAD_SAMPLE_ID,
     DANGLING_REFERENCE,
     DUPLICATE_ID,
+    INCOMPLETE_SAMPLE,
     NOT_UTF8,
     Fault,
 )
@@ -98,34 +99,36 @@ class DocumentScan:
         at = np.array([row for row in range(batch.num_rows) if row not in broken], np.int64)
         readable = batch if not broken else _without(batch, broken)
         stated = dict(zip(at.tolist(), self._stated_ids(readable), strict=True))
-        items = {
-            column.name: items_of(column, readable.column(column.name))
-            for column in self._layout.items
-            if not column.is_empty
-        }
+        items = self._items_of(batch)
         counts = {
-            name: np.bincount(column_items.rows, minlength=len(at)) for name, column_items in items.items()
+            name: np.bincount(column_items.rows, minlength=batch.num_rows)
+            for name, column_items in items.items()
         }
-        totals = 1 + sum(counts.values(), np.zeros(len(at), np.int64))
-        faults |= {
-            int(at[row]): (BAD_LAYOUT, reason)
-            for row, reason in self._too_large(items, readable, totals).items()
-        }
+        totals = 1 + sum(counts.values(), np.zeros(batch.num_rows, np.int64))
+        too_large = self._too_large(items, batch, totals)
+        faults |= {row: (BAD_LAYOUT, reason) for row, reason in too_large.items()}
         loose = batch.select(loose_columns(batch.schema))
         faults |= {row: (BAD_LAYOUT, reason) for row, reason in _misfits(loose, 0).items()}
-        by_row = dict(zip(at.tolist(), range(len(at)), strict=True))
         images = counts.get(self._layout.images.name) if self._layout.images is not None else None
         for row in range(batch.num_rows):
             sample_id, fault = self._id_of(stated.get(row), first + row, row in broken)
             fault = faults.get(row, fault)
             self.ids.append(sample_id)
-            index = by_row.get(row)
-            self.items.append(1 if index is None else int(totals[index]))
-            self.images.append(0 if index is None or images is None else int(images[index]))
-            self.is_sound.append(fault is None and self._register_id(sample_id, first + row, items, index))
+            self.items.append(int(totals[row]))
+            self.images.append(0 if images is None else int(images[row]))
+            self.is_sound.append(fault is None and self._register_id(sample_id, first + row, items, row))
             if fault is not None:
-                self._refuse(sample_id, first + row, *fault)
-        self._update_totals(first, at, readable, items)
+                # Items of a row that is too large may be millions: it is listed as one.
+                listed = {} if row in too_large else items
+                self._refuse(sample_id, first + row, *fault, listed, row, broken.get(row))
+        self._update_totals(first, at, readable, self._items_of(readable) if broken else items)
+
+    def _items_of(self, batch: pa.RecordBatch) -> dict[str, Items]:
+        return {
+            column.name: items_of(column, batch.column(column.name))
+            for column in self._layout.items
+            if not column.is_empty
+        }
 
     def _stated_ids(self, batch: pa.RecordBatch) -> list[str | None]:
         name = self._layout.sample_id
@@ -149,39 +152,61 @@ class DocumentScan:
         )
         return f"{self._row_prefix}{row}", fault
 
-    def _register_id(self, sample_id: str, row: int, items: Mapping[str, Items], index: int | None) -> bool:
+    def _register_id(self, sample_id: str, row: int, items: Mapping[str, Items], index: int) -> bool:
         reason = (
             None if self._registry is None else self._registry.register(sample_id, row_name(row), self._path)
         )
         if reason is None:
             return True
-        self._add_loss(sample_id, METADATA_POSITION, "metadata", DUPLICATE_ID, reason, self._ref(row))
-        for column_items in items.values():
+        self._add_losses(
+            sample_id, row, dict.fromkeys(items, DUPLICATE_ID), DUPLICATE_ID, reason, items, index
+        )
+        return False
+
+    def _refuse(
+        self,
+        sample_id: str,
+        row: int,
+        kind: str,
+        reason: str,
+        items: Mapping[str, Items],
+        index: int,
+        broken: str | None,
+    ) -> None:
+        """Add the losses of a document with a fault; items outside the ``broken`` column are sound."""
+        if self._registry is None:
+            raise SampleError(kind, f"{self._file.name}: {row_name(row)}: {reason}")
+        kinds = {name: kind if name == broken else INCOMPLETE_SAMPLE for name in items}
+        place = f"{self._path}: {row_name(row)}: {reason}"
+        self._add_losses(sample_id, row, kinds, kind, place, items, index)
+
+    def _add_losses(
+        self,
+        sample_id: str,
+        row: int,
+        kinds: Mapping[str, str],
+        kind: str,
+        reason: str,
+        items: Mapping[str, Items],
+        index: int,
+    ) -> None:
+        """Add a loss for the metadata of a document, and for each item, whose kinds are by column.
+
+        ``index`` is the row's in its batch.
+        """
+        self._add_loss(sample_id, METADATA_POSITION, "metadata", kind, reason, self._ref(row))
+        for name, column_items in items.items():
             modality = "text" if column_items.column == self._layout.texts else "image"
             for position in column_items.positions[column_items.rows == index].tolist():
                 self._add_loss(
                     sample_id,
                     position,
                     modality,
-                    DUPLICATE_ID,
-                    reason,
+                    kinds[name],
+                    reason if kinds[name] == kind else f"its sample has an error: {reason}",
                     self._ref(row, column_items.column.place(position)),
                     is_cause=False,
                 )
-        return False
-
-    def _refuse(self, sample_id: str, row: int, kind: str, reason: str) -> None:
-        """Count the document as one lost item, because its other items are unknown."""
-        if self._registry is None:
-            raise SampleError(kind, f"{self._file.name}: {row_name(row)}: {reason}")
-        self._add_loss(
-            sample_id,
-            METADATA_POSITION,
-            "metadata",
-            kind,
-            f"{self._path}: {row_name(row)}: {reason}",
-            self._ref(row),
-        )
 
     def _add_loss(
         self,

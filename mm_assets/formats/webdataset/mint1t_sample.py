@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from mm_assets.formats.content_columns import IMAGE, TEXT
 from mm_assets.formats.images.probe import CONTENT_TYPES
 from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.webdataset.layout import (
@@ -26,6 +27,8 @@ from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import METADATA_POSITION, RESERVED_COLUMNS
 from mm_assets.interleaved.source_ref import build_source_ref
 
+_KINDS: dict[type, str] = {str: "a string", dict: "an object", bool: "a boolean"}  # others are numbers
+_READ = {TEXT: "a list of strings", IMAGE: "a list of the names of images"}
 _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["tiff"]}
 
 
@@ -34,8 +37,8 @@ class Mint1tDecoder:
 
     ``path`` is the tar's path in ``source_ref``, ``images_path`` that of the tar with the images, if it is
     another; ``pairs`` has the pairs of a tar of image-text pairs. ``spread`` collects the per-item fields
-    that any sample had. ``referenced`` collects the names of members that are images of any sample, or texts
-    of pairs.
+    that any sample had, ``unread`` by modality a line on the first field of texts, or images, that is no
+    list. ``referenced`` collects the names of members that are images of any sample, or texts of pairs.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Mint1tDecoder:
         self.pairs = pairs
         self.max_member_bytes = max_member_bytes  # a larger image is not read
         self.spread: set[str] = set()
+        self.unread: dict[str, str] = {}
         self.referenced: set[str] = set()
 
     def decode(self, payload: dict[str, Any], member: Member, key: str | None = None) -> Sample:
@@ -86,8 +90,8 @@ class Mint1tDecoder:
         place = f"{self.name}: {member.name}"
         json_ref = member_ref(self.path, member)
         if self.pairs is None:
-            texts = self._list(fields, layout.texts_field, place, residue)
-            images = self._list(fields, layout.images_field, place, residue)
+            texts = self._list(fields, layout.texts_field, TEXT, member, residue)
+            images = self._list(fields, layout.images_field, IMAGE, member, residue)
             resolved = resolve_raw(images, key, layout, self.index, self._named_member(fields, residue))
             rows = self.text_rows(texts, json_ref) + self.image_rows(images, resolved)
         else:
@@ -147,13 +151,20 @@ class Mint1tDecoder:
         residue.setdefault("fields", {})[name] = value
         return json.dumps(value, ensure_ascii=False)
 
-    def _list(self, fields: dict[str, Any], name: str, place: str, residue: dict[str, Any]) -> list[Any]:
+    def _list(
+        self, fields: dict[str, Any], name: str, modality: str, member: Member, residue: dict[str, Any]
+    ) -> list[Any]:
         if name not in fields:
             return []
         value = fields.pop(name)
         if isinstance(value, list):
-            return checked_length(value, name, place)
+            return checked_length(value, name, f"{self.name}: {member.name}")
         residue.setdefault("fields", {})[name] = value  # not a list: kept unchanged, without items
+        if value is not None and modality not in self.unread:
+            kind = _KINDS.get(type(value), "a number")
+            self.unread[modality] = (
+                f"field {name!r} is {kind} in {member.name}: {_READ[modality]} is read from it"
+            )
         return []
 
     def text_rows(self, texts: list[Any], json_ref: str) -> list[Row]:

@@ -66,8 +66,11 @@ def find_pairs(
     layout: RawLayout,
     parse: Callable[[Member], dict[str, Any]],
     read_text: Callable[[Member], str],
-) -> ImageTextPairs | None:
+) -> ImageTextPairs | Member | None:
     """Return the pairs of a tar; None for a tar of documents.
+
+    If some key has an image and a caption, and yet it is a tar of documents, return the json that makes it
+    one.
 
     A tar has pairs if any key has an image and a caption, and no json of the tar is a document: in the native
     layout, or with the field of the texts or of the images. A json for which ``parse`` raises `SampleError`
@@ -94,7 +97,7 @@ def find_pairs(
             captioned.discard(key)
             continue
         if _is_document(payload, layout):
-            return None
+            return member if captioned else None
         if key in images and isinstance(payload.get(CAPTION), str):
             captioned.add(key)
     return ImageTextPairs(index, images, texts, read_text) if captioned else None

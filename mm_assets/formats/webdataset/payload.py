@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections import Counter
@@ -57,6 +58,9 @@ def parse_payload(data: bytes, place: str) -> dict[str, Any]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        utf16, utf32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), codecs.BOM_UTF32_LE
+        if data.startswith(utf16) and not data.startswith(utf32):
+            raise SampleError(NOT_UTF8, f"{place}: not UTF-8, but UTF-16: write it as UTF-8") from error
         raise SampleError(NOT_UTF8, f"{place}: not UTF-8: {error}") from error
     try:
         if is_too_deep(text):  # it could not be written again

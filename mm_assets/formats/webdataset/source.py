@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from mm_assets.formats.content_columns import CONTENT, content_columns
+from mm_assets.formats.content_columns import CONTENT
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS
 from mm_assets.formats.sample_ids import SampleIds
@@ -75,7 +75,7 @@ class WebdatasetSource(FileSource):
             raise
         self.losses = self._samples.losses
         self.notes |= {"nbytes": self._samples.nbytes, "of_others": is_of_others}
-        if content := content_columns(self._raw_schema, tally.leaves):
+        if content := self._samples.content(tally):
             self.notes[CONTENT] = content
         if unreferenced := self._samples.unreferenced_names():
             self.notes["unreferenced_members"] = unreferenced

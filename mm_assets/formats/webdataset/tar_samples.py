@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import IO, Any
 
+from mm_assets.formats.content_columns import NO_PAIRS, UNREAD, ContentColumns, content_columns
 from mm_assets.formats.downloads import Download
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, size_of
@@ -40,7 +41,7 @@ from mm_assets.formats.webdataset.mint1t_sample import Mint1tDecoder, member_ref
 from mm_assets.formats.webdataset.native_sample import decode_native
 from mm_assets.formats.webdataset.pairs import find_pairs
 from mm_assets.formats.webdataset.payload import SampleError, naming_sample, parse_payload
-from mm_assets.formats.webdataset.rows import Sample, misfit
+from mm_assets.formats.webdataset.rows import Sample, SchemaTally, misfit
 from mm_assets.interleaved.faults import (
     BAD_LAYOUT,
     DANGLING_REFERENCE,
@@ -88,6 +89,7 @@ class TarSamples:
         self._layout = layout
         self.images_name, self.images_path = self.name, path  # of the file that has the images
         self._download: Download | None = None
+        self._document: str | None = None  # why captioned images are no pairs: a json
         with ExitStack() as stack:
             self.descriptor, self.index = self._open(uri, options, stack)
             self.decoder, self.members = self._documents(layout, max_member_bytes)
@@ -147,7 +149,11 @@ class TarSamples:
 
     def _documents(self, layout: RawLayout, max_member_bytes: int) -> tuple[Mint1tDecoder, list[Member]]:
         """What decodes the samples, and the members that are samples."""
-        pairs = find_pairs(self.index, layout, self._payload, self._read_text)
+        found = find_pairs(self.index, layout, self._payload, self._read_text)
+        pairs = None if isinstance(found, Member) else found
+        if isinstance(found, Member):
+            named = {layout.texts_field, layout.images_field}.intersection(self._payload(found))
+            self._document = f"{found.name} has the field {min(named)!r}" if named else found.name
         decoder = Mint1tDecoder(self.path, self.index, layout, max_member_bytes, pairs)
         jsons = [member for member in self.index.members if layout.is_json(member.name)]
         return decoder, jsons if pairs is None else pairs.documents(jsons)
@@ -157,6 +163,14 @@ class TarSamples:
         if is_native_layout(payload):
             return decode_native(payload, member, self.decoder)
         return self.decoder.decode(payload, member)
+
+    def content(self, tally: SchemaTally) -> ContentColumns:
+        """Return the columns that look like content, and why what is named or captioned is not taken."""
+        found = dict(content_columns(tally.raw_schema(), tally.leaves))
+        found |= {UNREAD[modality]: (line,) for modality, line in self.decoder.unread.items()}
+        if self._document is not None:
+            found[NO_PAIRS] = (f"{self._document}: the whole tar is documents, not image-text pairs",)
+        return found
 
     def unreferenced(self) -> list[Member]:
         """Return members that are neither a json nor an image of any sample seen (nor the text of a pair)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from mm_assets.formats.content_columns import content_columns
 from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff_count import count_frames
@@ -65,7 +64,7 @@ def survey_tar(
             tallies=tally.tallies,
             declared=tuple(tally.declared),
             declared_ints=tally.declared_ints,
-            content=content_columns(tally.raw_schema(), tally.leaves),
+            content=tar.content(tally),
             members=len(tar.index.members) + len(tar.index.skipped) + len(tar.index.left_out),
             nbytes=tar.nbytes,
         )

@@ -16,6 +16,7 @@ from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import InterleavedParquetReader, materialize
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import fault_of
+from mm_assets.interleaved.source_ref import parse_source_ref
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
 from mm_assets_tests.formats.images.pictures import picture
@@ -284,7 +285,7 @@ def test_ids(tmp_path: Path) -> None:
     by_field = read_tolerantly(file, sample_id_field="uid")
     assert (by_field.ids, [(loss.sample_id, loss.kind) for loss in by_field.losses]) == (
         ["5", "6"],
-        [("f/2", "bad_sample_id")],
+        [("f/2", "bad_sample_id"), ("f/2", "incomplete_sample")],
     )
     assert by_field.metadata("_source") == [
         ({"fields": {"sample_id": "x", "uid": 5}, "lengths": {"images": None}},),
@@ -344,12 +345,35 @@ def test_text_that_is_not_utf8_costs_its_row(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "f.parquet")
     reading = read_tolerantly(tmp_path / "f.parquet")
     assert reading.ids == ["f/0"]
-    assert [(loss.sample_id, loss.kind, loss.reason) for loss in reading.losses] == [
-        ("f/1", "not_utf8", "f.parquet: row 1: column 'texts': not UTF-8"),
-        ("f/2", "not_utf8", "f.parquet: row 2: column 'url': not UTF-8"),
+    texts = "f.parquet: row 1: column 'texts': not UTF-8"
+    url = "f.parquet: row 2: column 'url': not UTF-8"
+    assert [(loss.sample_id, loss.position, loss.kind, loss.reason) for loss in reading.losses] == [
+        ("f/1", -1, "not_utf8", texts),
+        ("f/1", 0, "not_utf8", texts),
+        ("f/2", -1, "not_utf8", url),
+        ("f/2", 0, "incomplete_sample", f"its sample has an error: {url}"),
     ]
     with pytest.raises(SampleError, match=r"f\.parquet: row 1: column 'texts': not UTF-8"):
         read("parquet", tmp_path / "f.parquet")
+
+
+def test_items_of_a_row_that_is_not_utf8_are_all_listed(tmp_path: Path) -> None:
+    captions = pa.concat_arrays([pa.array(["good"]), NOT_UTF8])
+    table = pa.table({"image": pa.array([image(0), image(1)], IMAGE), "caption": captions})
+    pq.write_table(table, tmp_path / "f.parquet")
+    reading = read_tolerantly(tmp_path / "f.parquet")
+    assert reading.items("f/0") == [(0, "text", "good", None), (1, "image", P0, None)]
+    listed = [(loss.position, loss.modality, loss.kind, loss.is_cause) for loss in reading.losses]
+    assert listed == [
+        (-1, "metadata", "not_utf8", True),
+        (0, "text", "not_utf8", False),
+        (1, "image", "incomplete_sample", False),
+    ]
+    assert [parse_source_ref(loss.source_ref)["member"] for loss in reading.losses] == [
+        "row 1",
+        "row 1, caption",
+        "row 1, image",
+    ]
 
 
 def test_an_image_beyond_the_limit_is_an_error_row(tmp_path: Path) -> None:
