@@ -16,7 +16,7 @@ from benchmarks.routes import ROUTES, Route
 from benchmarks.shards import Shape
 from benchmarks.sources import files_of
 from benchmarks.workbench import fresh_output
-from mm_assets.worker_environment import WORKER_ENVIRONMENT
+from mm_assets.pool.worker_process import WORKER_ENVIRONMENT
 
 _PARTS = ("conversion", "ledger", "proof")
 _ASSET = "benchmark"
@@ -69,7 +69,7 @@ def prepare(source: str, target: str, files: Sequence[str], output: str, warm_up
 
 def _account(source: str, target: str, files: Sequence[str], output: str) -> dict[str, float]:
     from mm_assets.accounting.canonical import derive
-    from mm_assets.io_managers.shard_work import enter
+    from mm_assets.graph.shard_work import enter
 
     started = cpu_seconds()
     reports = project.convert(source, target, files, output)

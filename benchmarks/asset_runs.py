@@ -17,8 +17,8 @@ class AssetRuns:
         import dagster as dg
 
         from mm_assets.definitions import defs
-        from mm_assets.partitions import SHARDS
-        from mm_assets.resources.environment import resources_from_environment
+        from mm_assets.graph.dagster_internals import SHARDS
+        from mm_assets.graph.resources import resources_from_environment
 
         self._job = defs.resolve_job_def("all_assets")
         self._partitions = str(SHARDS.name)

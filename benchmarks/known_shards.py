@@ -40,8 +40,8 @@ def copied_name(key: str, number: int) -> str:
 @contextmanager
 def noted_fingerprints() -> Iterator[dict[str, Any]]:
     """What each fingerprint that is made meanwhile is a digest of."""
-    from mm_assets.io_managers import base
-    from mm_assets.io_managers.shards import digest
+    from mm_assets.graph import io_manager as base
+    from mm_assets.graph.messages import digest
 
     made_from: dict[str, Any] = {}
 
@@ -112,12 +112,12 @@ class Copies:
         return int(committed.version)
 
     def _index(self, shards: Sequence[RealShard]) -> None:
-        from mm_assets.accounting import survey_codec
-        from mm_assets.accounting.records import index_folder
+        from mm_assets.accounting import survey_store as survey_codec
+        from mm_assets.accounting.record import index_folder
         from mm_assets.accounting.survey_store import SurveyStore
-        from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
         from mm_assets.formats.lance.location import Location
-        from mm_assets.formats.lance.partitions import PartitionRecords
+        from mm_assets.formats.lance.records import PartitionRecords
+        from mm_assets.storage.small_files import FileFacts, FileIndex, hashes_of
 
         PartitionRecords(Location(f"{self.root}/{_TABLE}")).index()
         store = SurveyStore(self.root)
@@ -146,8 +146,8 @@ class Copies:
                 index.add({name: facts[name] for name in some}, stamps)
 
     def _sum_up_proofs(self) -> None:
-        from mm_assets.accounting import proof_table
-        from mm_assets.accounting.proof_store import ProofStore
+        from mm_assets.accounting import proof as proof_table
+        from mm_assets.accounting.proof import ProofStore
 
         store = ProofStore(self.root)
         for folder in sorted(Path(self.root, "proof").iterdir()):
@@ -223,7 +223,7 @@ class RealShard:
     def committed(self) -> Any:
         """The record of the partition in the Lance table; None if it has no rows."""
         from mm_assets.formats.lance.location import Location
-        from mm_assets.formats.lance.partitions import PartitionRecords
+        from mm_assets.formats.lance.records import PartitionRecords
 
         found = PartitionRecords(Location(f"{self.root}/{_TABLE}")).of([self.key])[self.key]
         return found[-1] if found else None
@@ -244,7 +244,7 @@ class RealShard:
     @cached_property
     def sealed(self) -> list[tuple[str, str, str]]:
         """Records and proofs: path, text, and of a record what its fingerprint is a digest of, as text."""
-        from mm_assets.accounting.sealed_json import unseal
+        from mm_assets.storage.small_files import unseal
 
         found = []
         for folder in ("ledger", "proof"):
@@ -270,7 +270,7 @@ class RealShard:
         """Copy data files and record of the partition in the table; return its set id, old and new."""
         from mm_assets.formats.lance.fragments import pack_ids
         from mm_assets.formats.lance.location import Location
-        from mm_assets.formats.lance.partitions import PartitionRecords
+        from mm_assets.formats.lance.records import PartitionRecords
 
         record = self.committed
         if record is None:
@@ -289,7 +289,7 @@ class RealShard:
 
     def _copy_notes(self, name: str, number: int, version: str) -> dict[str, Any]:
         """Copy the survey and the notes on what was published; return the digests of the notes."""
-        from mm_assets.accounting import survey_codec
+        from mm_assets.accounting import survey_store as survey_codec
         from mm_assets.accounting.survey_store import SurveyStore
 
         ids = self.sample_ids(number)
@@ -327,17 +327,17 @@ def _changed(text: str, changed: Mapping[str, str]) -> str:
 
 
 def _digest(value: Any) -> str:
-    from mm_assets.io_managers.shards import digest
+    from mm_assets.graph.messages import digest
 
     return digest(value)
 
 
 def _file_digest(data: bytes) -> dict[str, Any]:
-    """What `mm_assets.accounting.file_digests` tells of a file, without a thread for each call."""
+    """What `mm_assets.accounting.record` tells of a file, without a thread for each call."""
     return {"bytes": len(data), "digest": xxhash.xxh3_128_hexdigest(data)}
 
 
 def _seal(fields: Mapping[str, Any]) -> bytes:
-    from mm_assets.accounting.sealed_json import seal
+    from mm_assets.storage.small_files import seal
 
     return seal(fields)

@@ -89,7 +89,7 @@ def _row(count: int, graph: Measurement, bare: Measurement) -> tuple[str, ...]:
 
 def small_shards(count: int) -> Path:
     """A folder of ``count`` shards to measure, and one more."""
-    from mm_assets.demo.shards import make_shards
+    from mm_assets.demo import make_shards
 
     folder = DATA / f"small-{count}x{_SAMPLES}"
     make_shards(folder, members=count - count // 2, pdf=count // 2 + 1, samples=_SAMPLES)
@@ -120,8 +120,8 @@ def prepare_graph() -> Work:
 
     from benchmarks.timed_jobs import timed_jobs
     from mm_assets.definitions import defs
-    from mm_assets.partitions import SHARDS
-    from mm_assets.resources.environment import resources_from_environment
+    from mm_assets.graph.dagster_internals import SHARDS
+    from mm_assets.graph.resources import resources_from_environment
 
     job = defs.resolve_job_def("all_assets")
     instance = dg.DagsterInstance.get()

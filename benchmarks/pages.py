@@ -111,7 +111,7 @@ def prepare_seed(shards: int) -> Work:
     """Make the real shards, and copy the events of their run until there are ``shards`` partitions."""
     import dagster as dg
 
-    from mm_assets.partitions import SHARDS
+    from mm_assets.graph.dagster_internals import SHARDS
 
     instance = dg.DagsterInstance.get()
     real, run_id = made_shards(instance, _REAL)
@@ -135,8 +135,8 @@ def prepare_seed(shards: int) -> Work:
 def made_shards(instance: Any, count: int) -> tuple[list[str], str]:
     """Make all assets of the first raw shards in one run; return their partitions, and the run's id."""
     from mm_assets.definitions import defs
-    from mm_assets.partitions import SHARDS
-    from mm_assets.resources.environment import resources_from_environment
+    from mm_assets.graph.dagster_internals import SHARDS
+    from mm_assets.graph.resources import resources_from_environment
 
     real = list(resources_from_environment()["raw"].listing())[:count]
     instance.add_dynamic_partitions(str(SHARDS.name), real)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imports are part of a task's preparation
     from mm_assets.formats.conversion import Conversion
     from mm_assets.formats.reports import PartitionReport
     from mm_assets.formats.writer import InterleavedWriter
-    from mm_assets.interleaved.steps import Step
+    from mm_assets.model.samples import Step
 
 
 def prepare(
@@ -36,7 +36,7 @@ def convert(
     source: str, target: str, files: Sequence[str], output: str, is_filtered: bool = True
 ) -> list[PartitionReport]:
     """Plan, convert one partition after the other, finish."""
-    from mm_assets.cli import losses
+    from mm_assets.cli import convert as losses
 
     conversions = plan(source, target, files, output, is_filtered)
     reports = [conversion.run() for conversion in conversions]
@@ -50,8 +50,8 @@ def plan(
     source: str, target: str, files: Sequence[str], output: str, is_filtered: bool = True
 ) -> list[Conversion]:
     """The conversions of all files."""
-    from mm_assets.filters.aspect_ratio import AspectRatioFilter
     from mm_assets.filters.readable import ReadableImages
+    from mm_assets.filters.registry import AspectRatioFilter
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, plan_conversions
     from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.registry import SUFFIXES, reader_for, writer_for

@@ -120,10 +120,9 @@ def prepare_known(real: list[str], raw: str, known: int) -> Work:
     root = os.environ["MM_STORAGE"]
 
     def work() -> dict[str, Any]:
-        from mm_assets.accounting.outputs import LANCE, TARS
-        from mm_assets.accounting.records import index_folder
+        from mm_assets.accounting.record import LANCE, TARS, index_folder
         from mm_assets.formats.lance.table import LanceTable
-        from mm_assets.formats.webdataset.tar_folder import TarFolder
+        from mm_assets.formats.webdataset.writer import TarFolder
 
         runs.add_partitions(real)
         with noted_fingerprints() as made_from:

@@ -25,32 +25,32 @@ def _listing(root: str, keys: Sequence[str]) -> Part:
 
 
 def _named(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.records import ShardRecords
+    from mm_assets.accounting.record import ShardRecords
 
     return lambda: len(ShardRecords(root).named(_ASSET))
 
 
 def _records(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.records import ShardRecords
+    from mm_assets.accounting.record import ShardRecords
 
     return lambda: len(ShardRecords(root).read(_ASSET, keys))
 
 
 def _all_records(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.records import ShardRecords
+    from mm_assets.accounting.record import ShardRecords
 
     return lambda: len(ShardRecords(root).keys(_ASSET))
 
 
 def _published(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.survey_index import SurveyIndex
+    from mm_assets.accounting.survey_store import SurveyIndex
 
     store, landed = _landed(root)
     return lambda: len(SurveyIndex(store).published(landed))
 
 
 def _columns(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.survey_index import SurveyIndex
+    from mm_assets.accounting.survey_store import SurveyIndex
 
     store, landed = _landed(root)
     return lambda: len(SurveyIndex(store).columns(landed))
@@ -58,7 +58,7 @@ def _columns(root: str, keys: Sequence[str]) -> Part:
 
 def _contract(root: str, keys: Sequence[str]) -> Part:
     from mm_assets.accounting.contract import SchemaContract
-    from mm_assets.accounting.survey_index import SurveyIndex
+    from mm_assets.accounting.survey_store import SurveyIndex
 
     store, landed = _landed(root)
     index = SurveyIndex(store)
@@ -80,15 +80,14 @@ def _duplicates(root: str, keys: Sequence[str]) -> Part:
 
 
 def _tars(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.outputs import TARS
-    from mm_assets.accounting.records import index_folder
-    from mm_assets.formats.webdataset.tar_folder import TarFolder
+    from mm_assets.accounting.record import TARS, index_folder
+    from mm_assets.formats.webdataset.writer import TarFolder
 
     return TarFolder(f"{root}/{TARS.folder}", index=index_folder(root, "tars")).finish
 
 
 def _proofs(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.proof_store import ProofStore
+    from mm_assets.accounting.proof import ProofStore
 
     store = ProofStore(root)
     proofs = [proof for key in keys if (proof := store.read(_ASSET, key)) is not None]
@@ -96,7 +95,7 @@ def _proofs(root: str, keys: Sequence[str]) -> Part:
 
 
 def _evidence(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.evidence import Evidence
+    from mm_assets.accounting.proof import Evidence
 
     return lambda: len(Evidence(root).of(_ASSET))
 
@@ -128,14 +127,14 @@ def _indexes(root: str, keys: Sequence[str]) -> Part:
 
 
 def _landed(root: str) -> tuple[Any, list[str]]:
-    from mm_assets.accounting.records import ShardRecords
+    from mm_assets.accounting.record import ShardRecords
     from mm_assets.accounting.survey_store import SurveyStore
 
     return SurveyStore(root), ShardRecords(root).named(_ASSET)
 
 
 def _table(root: str) -> Any:
-    from mm_assets.accounting.outputs import LANCE
+    from mm_assets.accounting.record import LANCE
     from mm_assets.formats.lance.table import LanceTable
 
     return LanceTable(LANCE.place(root, ""))

@@ -19,12 +19,12 @@ _BATCH = 100  # images of a batch of the peer
 
 def prepare_scores(files: Sequence[str], names: Sequence[str]) -> Work:
     """Measure image files; the work gives the values of each, in the order of ``names``, or its error."""
-    from mm_assets.filters.measures.image_content import ImageContent
-    from mm_assets.filters.measures.registry import MEASURES
-    from mm_assets.formats.images.errors import ImageError
-    from mm_assets.formats.images.probe import probe
+    from mm_assets.filters.measure import ImageContent
+    from mm_assets.filters.measures import IMAGE_MEASURES
+    from mm_assets.formats.images.headers import probe
+    from mm_assets.model.notices import ImageError
 
-    by_name = {measure.name: measure for measure in MEASURES}
+    by_name = {measure.name: measure for measure in IMAGE_MEASURES}
     images = [Path(file).read_bytes() for file in files]
 
     def score(data: bytes) -> list[Any] | str:
@@ -42,8 +42,8 @@ def prepare_scores(files: Sequence[str], names: Sequence[str]) -> Work:
 
 def prepare_decode(files: Sequence[str]) -> Work:
     """Decode image files to pixels, which all scores of pixels share."""
+    from mm_assets.formats.images.headers import probe
     from mm_assets.formats.images.pixels import rgb_pixels
-    from mm_assets.formats.images.probe import probe
 
     images = [Path(file).read_bytes() for file in files]
 

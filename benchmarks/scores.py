@@ -19,9 +19,9 @@ from benchmarks.routes import MAX_ASPECT_RATIO, MIN_ASPECT_RATIO
 from benchmarks.score_pictures import Labelled, encoded, labelled, photographs
 from benchmarks.score_tables import NEAR, by_kind, distances, parity, quality
 from benchmarks.workbench import fresh_output, warm
-from mm_assets.filters.measures.clip import ClipMeasure
-from mm_assets.filters.measures.registry import MEASURES
-from mm_assets.worker_environment import WORKER_ENVIRONMENT
+from mm_assets.filters.clip import ClipMeasure
+from mm_assets.filters.measures import IMAGE_MEASURES
+from mm_assets.pool.worker_process import WORKER_ENVIRONMENT
 
 _SIZES = {"1 MP": 1_000_000.0, "thumbnails": 40_000.0}  # pixels
 _LEAST_SHARPNESS, _GREATEST_QR_AREA = 100.0, 0.05  # the peer's defaults
@@ -88,7 +88,7 @@ def _costs(results: Results, images: int, rounds: int) -> None:
 
 def _measured(files: Sequence[str]) -> dict[str, Measurement]:
     """One run of each."""
-    names = [kind.name for kind in MEASURES if not isinstance(kind, ClipMeasure)]
+    names = [kind.name for kind in IMAGE_MEASURES if not isinstance(kind, ClipMeasure)]
     found = {"decoding alone": _ours("prepare_decode", files)}
     found |= {name: _ours("prepare_scores", files, names=[name]) for name in names}
     found["all scores"] = _ours("prepare_scores", files, names=names)

@@ -128,7 +128,7 @@ def prepare_ticks() -> Work:
     import dagster as dg
 
     from mm_assets.definitions import build_definitions
-    from mm_assets.resources.environment import resources_from_environment
+    from mm_assets.graph.resources import resources_from_environment
 
     definitions = build_definitions()
     repository, raw = definitions.get_repository_def(), resources_from_environment()["raw"]

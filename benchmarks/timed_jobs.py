@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mm_assets.workers import WorkerFailure, WorkerPool
+from mm_assets.pool.workers import WorkerFailure, WorkerPool
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:  # hidden from type checkers: they would take any name for a public one
 
     def __getattr__(name: str) -> Any:
-        from mm_assets.interleaved.facade import public_name
+        from mm_assets.interleaved import public_name
 
         return public_name(__name__, name)
 

@@ -1,34 +1,39 @@
 """The code location: assets, their checks, jobs, sensors and resources."""
 
-from mm_assets.interleaved.extras import explained
+from mm_assets.model.notices import explained
 
 try:
     import dagster as dg
 except ImportError as error:
     raise explained(error) from None
 
-from mm_assets.assets.curation import (
-    curated_parquet,
-    filtered_parquet,
-    image_scores,
-    quarantine,
-    sample_scores,
+from mm_assets.automation.alerts.tick import alerts_sensor
+from mm_assets.automation.sensors import (
+    JOBS,
+    automation_sensor,
+    inventory_checks,
+    new_shards,
+    overview_sensor,
+    schedules,
 )
-from mm_assets.assets.delivery import arrow_cache, final_tars, lance_table
-from mm_assets.assets.described import described
-from mm_assets.assets.overview import overview
-from mm_assets.assets.raw_shards import raw_shards
-from mm_assets.automation.alerts.sensor import alerts_sensor
-from mm_assets.automation.inventory_checks import inventory_checks
-from mm_assets.automation.jobs import JOBS
-from mm_assets.automation.new_shards import new_shards
-from mm_assets.automation.overview import overview_sensor
-from mm_assets.automation.schedules import schedules
-from mm_assets.automation.sensor import automation_sensor
-from mm_assets.checks.raw_gate import raw_gate_checks
-from mm_assets.checks.zero_loss import zero_loss_checks
-from mm_assets.io_managers.sharded import landed_checks, with_settings
-from mm_assets.resources.environment import resources_from_environment
+from mm_assets.graph.assets import (
+    arrow_cache,
+    curated_parquet,
+    described,
+    filtered_parquet,
+    final_tars,
+    image_scores,
+    lance_table,
+    landed_checks,
+    overview,
+    quarantine,
+    raw_shards,
+    sample_scores,
+    with_settings,
+)
+from mm_assets.graph.proof import zero_loss_checks
+from mm_assets.graph.raw import raw_gate_checks
+from mm_assets.graph.resources import resources_from_environment
 from mm_assets.settings import Settings
 
 SHARDED_ASSETS = [

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 
-from mm_assets.formats.error_lines import error_line
-from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.model.notices import MmAssetsError
 from mm_assets.settings_file import given_settings
+from mm_assets.storage.errors import error_line
 
 VARIABLE = "MM_PLUGINS"
 LISTS = ("FILTERS", "MEASURES", "CHECKS")

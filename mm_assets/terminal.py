@@ -8,11 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from mm_assets.formats.error_lines import error_line
-from mm_assets.formats.error_places import located, place_of
-from mm_assets.formats.store_errors import is_of_store
-from mm_assets.interleaved.extras import explained
-from mm_assets.interleaved.notices import on_screen, show_warnings_as_lines, write_line
+from mm_assets.model.notices import explained, on_screen, show_warnings_as_lines, write_line
+from mm_assets.storage.errors import error_line, is_of_store, located, place_of
 
 FAILED = 1
 USAGE = 2  # as argparse ends

@@ -17,8 +17,8 @@ from unittest import mock
 import dagster as dg
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.sealed_json import unseal
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
+from mm_assets.storage.small_files import unseal
 from mm_assets_tests.formats.hostile.cases import CASES
 from mm_assets_tests.formats.hostile.test_hostile import ingest
 from mm_assets_tests.graph.deployment import Deployment

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.demo.shards import make_shards
-from mm_assets.interleaved.extras import MissingExtra, explained
+from mm_assets.demo import make_shards
+from mm_assets.model.notices import MissingExtra, explained
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.pdf.pdf_files import pdf
 
@@ -92,7 +92,7 @@ def test_explain_needs_lance_only_for_a_table(tmp_path: Path) -> None:
 
 def test_the_demo_names_the_extra_and_makes_nothing(tmp_path: Path) -> None:
     done = _run(
-        f"{BASE_ONLY} from mm_assets.demo.__main__ import main; sys.exit(main())",
+        f"{BASE_ONLY} from mm_assets.demo import main; sys.exit(main())",
         folder=tmp_path,
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"mm-assets: {GRAPH}\n")
@@ -102,7 +102,7 @@ def test_the_demo_names_the_extra_and_makes_nothing(tmp_path: Path) -> None:
 def test_the_code_location_names_the_extra(tmp_path: Path) -> None:
     done = _run(f"{BASE_ONLY} import mm_assets.definitions", folder=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"mm_assets.interleaved.extras.MissingExtra: {GRAPH}"
+    assert done.stderr.splitlines()[-1] == f"mm_assets.model.notices.MissingExtra: {GRAPH}"
     assert "ModuleNotFoundError" not in done.stderr
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.filters.measure_selection import known_measures
+from mm_assets.filters.measures import known_measures
 from mm_assets.filters.registry import FILTERS, filters_of, known_filters
 from mm_assets.plugins import PluginError, load_plugins
 from mm_assets.settings import Settings, describe
 
 FILTER = """
 from dataclasses import dataclass
-from mm_assets.filters.score_filter import ScoreFilter, minimum, setting
+from mm_assets.filters.chain import ScoreFilter, minimum, setting
 
 @dataclass(frozen=True)
 class Large(ScoreFilter):
@@ -122,7 +122,7 @@ def test_a_measure_cannot_take_the_column_of_another(
     code = """
 from dataclasses import dataclass
 import pyarrow as pa
-from mm_assets.filters.measures.image_measure import ImageMeasure
+from mm_assets.filters.measure import ImageMeasure
 
 @dataclass(frozen=True)
 class Mine(ImageMeasure):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.cli.init import settings_text
+from mm_assets.cli.graph import settings_text
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.settings import Settings
 from mm_assets.settings_file import FILE, SettingsFileError, given_settings

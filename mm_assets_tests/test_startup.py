@@ -31,7 +31,7 @@ def test_package_loads_nothing_at_all() -> None:
 def test_data_model_and_cli_load_no_dagster() -> None:
     assert _loaded_by("import mm_assets.interleaved").isdisjoint({*HEAVY, "dagster"})
     everything = (
-        "from mm_assets.interleaved import *; import mm_assets.cli.convert, mm_assets.io_managers.shard_work"
+        "from mm_assets.interleaved import *; import mm_assets.cli.convert, mm_assets.graph.shard_work"
     )
     assert "dagster" not in _loaded_by(everything)
 

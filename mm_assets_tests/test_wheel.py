@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets import __version__
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.test_extras import GCS, GRAPH, LANCE, S3
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from mm_assets import workers
-from mm_assets.available_cores import available_cores
-from mm_assets.workers import WorkerFailure, WorkerPool, WorkerStartError
+from mm_assets.pool import workers
+from mm_assets.pool.workers import WorkerFailure, WorkerPool, WorkerStartError, available_cores
 from mm_assets_tests.worker_jobs import RefusesPickling, Warned, WarnedKey, act, warn
 
 REPOSITORY = Path(__file__).parent.parent
@@ -273,7 +272,7 @@ def test_a_worker_tells_each_warning_once_and_in_one_line(capfd: pytest.CaptureF
 
 SCRIPT = """
 import sys
-from mm_assets.workers import WorkerPool
+from mm_assets.pool.workers import WorkerPool
 from mm_assets_tests.worker_jobs import act
 import colorsys  # stands for a heavy import of the main program
 
@@ -321,14 +320,14 @@ def test_temporary_files_are_in_a_folder_that_goes_with_the_pool(
 def test_spawned_workers_do_not_import_the_main_program(tmp_path: Path) -> None:
     program = script(
         tmp_path,
-        [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.worker_process")],
+        [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.pool.worker_process")],
         "spawn",
     )
     out, _ = program.communicate(timeout=60)
     assert sorted(out.splitlines()) == [
         "('modules', 'colorsys') []",
         "('modules', 'dagster') []",
-        "('modules', 'mm_assets.worker_process') ['mm_assets.worker_process']",
+        "('modules', 'mm_assets.pool.worker_process') ['mm_assets.pool.worker_process']",
     ]
 
 
@@ -336,7 +335,7 @@ def pool_script(code: str, *arguments: str) -> str:
     """What a program of its own prints: this process has threads of the test runner, and is never forked."""
     code = f"""
 import os, sys, threading, time, types
-from mm_assets.workers import WorkerPool
+from mm_assets.pool.workers import WorkerPool
 from mm_assets_tests.worker_jobs import act
 {code}"""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

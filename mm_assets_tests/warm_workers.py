@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mm_assets.workers import WorkerPool
+from mm_assets.pool.workers import WorkerPool
 
 
 class _WarmPool(WorkerPool):
@@ -35,7 +35,7 @@ def warm_workers() -> Iterator[None]:
         return pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("mm_assets.workers", "mm_assets.io_managers.workers"):
+        for name in ("mm_assets.pool.workers", "mm_assets.graph.io_manager"):
             if name in sys.modules:
                 patch.setattr(sys.modules[name], "WorkerPool", pool)
         yield

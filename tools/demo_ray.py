@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from mm_assets.demo.__main__ import main
+from mm_assets.demo import main
 from mm_assets_tests.live.ray_nodes import ray_nodes
 
 

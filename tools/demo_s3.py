@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from mm_assets.demo.__main__ import RAW, main
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import RAW, main, make_shards
 from mm_assets_tests.live.s3_server import s3_server
 
 

@@ -16,14 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.shard_columns import (
-    RequiredType,
-    ShardColumns,
-    is_same_type,
-    passthrough,
-    type_name,
-)
-from mm_assets.interleaved.json_values import is_json
+from mm_assets.accounting.survey import RequiredType, ShardColumns, is_same_type, passthrough, type_name
+from mm_assets.model.json_codec import is_json
 
 _SHARDS_NAMED = 3
 

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.canonical.accounted_format import Rows, SampleQuery, accounted_format
+from mm_assets.accounting.canonical.account import Rows, SampleQuery, accounted_format
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
 from mm_assets.accounting.lookup import find_sample, in_parquet
-from mm_assets.accounting.outputs import OUTPUTS, Output
+from mm_assets.accounting.record import OUTPUTS, Output
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.storage import StorageOptions, exists, join
-from mm_assets.interleaved.schema import MODALITIES
+from mm_assets.model.schema import MODALITIES
+from mm_assets.storage.files import StorageOptions, exists, join
 
 Locator = tuple[Any, ...]  # source, member, byte offset, byte size, frame; each may be None
 

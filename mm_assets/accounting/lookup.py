@@ -14,17 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.canonical.accounted_format import Rows, SampleQuery, accounted_format
-from mm_assets.formats.error_places import located
-from mm_assets.formats.fetching import Fetcher, open_fetcher
-from mm_assets.formats.keys import sample_key
-from mm_assets.formats.listing import expand_paths
-from mm_assets.formats.parquet_file import possible_groups
-from mm_assets.formats.parquet_types import SHARD
+from mm_assets.accounting.canonical.account import Rows, SampleQuery, accounted_format
+from mm_assets.formats.materialize import Fetcher, open_fetcher
+from mm_assets.formats.names import sample_key
+from mm_assets.formats.parquet.files import SHARD, possible_groups
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import reader_for
-from mm_assets.formats.storage import (
+from mm_assets.formats.tar.index import BLOCK
+from mm_assets.formats.tar.writer import END_BLOCKS
+from mm_assets.model.notices import Fault
+from mm_assets.storage.errors import located
+from mm_assets.storage.files import (
     StorageOptions,
     exists,
     filesystem,
@@ -33,9 +34,7 @@ from mm_assets.formats.storage import (
     open_binary,
     regular_file,
 )
-from mm_assets.formats.tar.header import BLOCK
-from mm_assets.formats.tar.writer import END_BLOCKS
-from mm_assets.interleaved.faults import Fault
+from mm_assets.storage.listing import expand_paths
 
 COLUMNS = ["sample_id", "position", "modality", "source_ref", "materialize_error"]
 _THREADS = 16  # object stores answer in ~50 ms
@@ -110,7 +109,7 @@ def in_lance(
     # Checked before Lance is imported: it may not be installed.
     if not exists(join(uri, "_versions"), options):
         return {}
-    from mm_assets.formats.lance.reader import lance_options
+    from mm_assets.formats.lance.reader_writer import lance_options
     from mm_assets.formats.lance.snapshot import ids_predicate
     from mm_assets.formats.lance.table import LanceTable
 
@@ -221,8 +220,8 @@ def _owner(
     dataset: Any, uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None
 ) -> str | None:
     from mm_assets.formats.lance.location import Location
-    from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
-    from mm_assets.formats.lance.reader import lance_options
+    from mm_assets.formats.lance.reader_writer import lance_options
+    from mm_assets.formats.lance.records import PartitionRecord, PartitionRecords
     from mm_assets.formats.lance.snapshot import Snapshot
 
     snapshot = Snapshot(dataset)

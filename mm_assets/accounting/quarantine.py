@@ -1,21 +1,261 @@
-"""Quarantine: a table of the faulty items of a shard, each with its kind of fault, message and raw bytes."""
+"""Quarantine: a table of the faulty items of a shard, each with its kind of fault, message and raw bytes.
+
+Bytes of raw shards at locations that the data names: limited in size, and from the shard's files only.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.raw_bytes import MAX_DAMAGED_RANGE_BYTES, RawFiles, RawLocation, in_batches
-from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
-from mm_assets.formats.pdf.names import is_block
-from mm_assets.formats.storage import StorageOptions, exists, remove, staged
-from mm_assets.interleaved.faults import FETCH_FAILED
-from mm_assets.interleaved.schema import METADATA_POSITION
+from mm_assets.formats.materialize import Request, open_fetcher
+from mm_assets.formats.names import is_block, is_parquet
+from mm_assets.formats.parquet.files import UnreadableFile, read_small_table, row_of, rows_as_json
+from mm_assets.formats.raw_shards import originals_of
+from mm_assets.formats.tar.index import BLOCK, TarDamage, check_header, member_size
+from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.model.notices import FETCH_FAILED, Fault
+from mm_assets.model.schema import METADATA_POSITION
+from mm_assets.storage.errors import is_store_failure
+from mm_assets.storage.files import StorageOptions, exists, open_binary, remove, size_of, staged
+
+Item = TypeVar("Item")
+
+MAX_PLACE_BYTES = 16 << 20
+MAX_SHARD_BYTES = 128 << 20  # held in the memory of a worker that may take 256 MiB in all
+MAX_DAMAGED_RANGE_BYTES = 1 << 20  # enough to see what a damaged range contains
+BATCH_BYTES = 16 << 20
+
+Fetch = Callable[[Sequence[Request]], list[bytes | Fault]]
+
+_UNPACKABLE = "the gzip file is damaged before these bytes"
+_CHANGED = "the source has changed: no member of this size lies there any more"
+_NO_ROW = "the source has changed: it has no such row any more"
+
+
+@dataclass(frozen=True)
+class RawLocation:
+    """A location in a raw file: ``size`` bytes at ``offset`` of the unpacked file ``source``.
+
+    Attributes:
+        source: the file as locators call it.
+        offset: in bytes.
+        size: in bytes; None is up to the end of the file.
+        is_member: the tar header in front must state the same size.
+        is_damaged_range: only the first bytes are read.
+        row: number of a Parquet row, whose values are read as JSON; it has no bytes of its own.
+    """
+
+    source: str | None
+    offset: int
+    size: int | None
+    is_member: bool = True
+    is_damaged_range: bool = False
+    row: int | None = None
+
+
+class RawFiles:
+    """The files of one raw shard, under every name a locator may use: their own, or the path below a root."""
+
+    def __init__(
+        self, files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None
+    ) -> None:
+        self._options = options
+        self._by_name = {file: file for file in files}
+        for root in (root.rstrip("/") + "/" for root in roots):
+            self._by_name.update({file.removeprefix(root): file for file in files if file.startswith(root)})
+        self.only_name = min(self._by_name, key=len) if len(files) == 1 else None
+        for file in files:
+            self._by_name.update(originals_of(file))
+
+    def row_location(self, source: str | None, member: str | None) -> RawLocation | None:
+        """Return the location of a Parquet row that a locator names, if the file belongs to the shard."""
+        row = row_of(member)
+        is_there = is_parquet(self._by_name.get(source or "", "")) and row is not None
+        return RawLocation(source, 0, None, is_member=False, row=row) if is_there else None
+
+    def read(self, locations: Sequence[RawLocation | None]) -> list[memoryview | str | None]:
+        """Return for each location its bytes, or why they cannot be read; None for None.
+
+        At most `MAX_PLACE_BYTES` of a location and `MAX_SHARD_BYTES` in all are read: anything larger, or
+        later, is refused.
+        """
+        found: list[memoryview | str | None] = [None] * len(locations)
+        by_file: dict[str, list[tuple[int, RawLocation]]] = defaultdict(list)
+        bytes_read = self._read_rows(locations, found)
+        for index, location in enumerate(locations):
+            if location is None or location.row is not None:
+                continue
+            bounded = self._bounded(location)
+            if isinstance(bounded, str):
+                found[index] = bounded
+            elif refusal := _refused(size := bounded.size or 0, bytes_read):
+                found[index] = refusal
+            elif size == 0:
+                found[index] = memoryview(b"")
+            else:
+                bytes_read += size
+                by_file[str(location.source)].append((index, bounded))
+        for source, file_locations in by_file.items():
+            self._read_file(source, file_locations, found)
+        return found
+
+    def _read_rows(
+        self, locations: Sequence[RawLocation | None], found: list[memoryview | str | None]
+    ) -> int:
+        """Read the rows among the locations, and return how many bytes they take."""
+        by_file: dict[str, dict[int, int]] = defaultdict(dict)
+        for index, location in enumerate(locations):
+            if location is not None and location.row is not None:
+                by_file[str(location.source)][index] = location.row
+        bytes_read = 0
+        for source, rows in by_file.items():
+            file = self._by_name[source]
+            try:
+                values = rows_as_json(file, set(rows.values()), self._options)
+            # File systems raise errors of any class, and a record without bytes is still useful.
+            except Exception as error:  # noqa: BLE001
+                found[:] = [
+                    self._message(error, file, source) if index in rows else known
+                    for index, known in enumerate(found)
+                ]
+                continue
+            for index, row in rows.items():
+                size = len(values.get(row, b""))
+                found[index] = (
+                    _NO_ROW if row not in values else _refused(size, bytes_read) or memoryview(values[row])
+                )
+                bytes_read += 0 if isinstance(found[index], str) else size
+        return bytes_read
+
+    def _bounded(self, location: RawLocation) -> RawLocation | str:
+        """Return the location with a size that may be read, or why there is none."""
+        file = self._by_name.get(location.source or "")
+        if file is None:
+            return "not in a file of this shard"
+        size = location.size
+        if size is None:
+            try:
+                size = size_of(file, self._options) - location.offset
+            except OSError as error:
+                if is_store_failure(error):
+                    raise
+                return self._message(error, file, str(location.source))
+        if location.is_damaged_range:
+            size = min(size, MAX_DAMAGED_RANGE_BYTES)
+            if size <= 0:
+                return "nothing follows: the file ends here"
+        if location.is_member and location.offset < BLOCK:
+            return _CHANGED
+        return RawLocation(
+            location.source, location.offset, size, location.is_member, location.is_damaged_range
+        )
+
+    def _read_file(
+        self, source: str, locations: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]
+    ) -> None:
+        file = self._by_name[source]
+        try:
+            try:
+                with open_fetcher(file, source, self._options) as fetcher:
+                    _fill(fetcher.fetch, locations, found)
+            except TarDamage:
+                with _undamaged_start(file, source, self._options) as fetch:
+                    _fill(fetch, locations, found)
+        # File systems raise errors of any class, and a record without bytes is still useful.
+        except Exception as error:
+            if is_store_failure(error):  # the next run may find them
+                raise
+            for index, _ in locations:
+                if found[index] is None:
+                    found[index] = self._message(error, file, source)
+
+    def _message(self, error: Exception, file: str, source: str) -> str:
+        """Return an error's message with the file named as in the data: local paths are not published."""
+        reason = "no such file" if isinstance(error, FileNotFoundError) else str(error).replace(file, source)
+        return f"cannot be read: {reason}"
+
+
+def _refused(size: int, bytes_read: int) -> str | None:
+    """Return why bytes are not read when ``held`` bytes already are; None if they are."""
+    if size > MAX_PLACE_BYTES:
+        return f"{size} bytes are more than the {MAX_PLACE_BYTES} that are kept of one item"
+    if bytes_read + size > MAX_SHARD_BYTES:
+        return f"{size} bytes are more than are left of the {MAX_SHARD_BYTES} that are kept of a shard"
+    return None
+
+
+def in_batches(items: Sequence[Item], size_of_item: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield neighbouring items of at most `BATCH_BYTES` together; a larger one alone."""
+    batch: list[Item] = []
+    filled = 0
+    for item in items:
+        size = size_of_item(item)
+        if batch and filled + size > BATCH_BYTES:
+            yield batch
+            batch, filled = [], 0
+        batch.append(item)
+        filled += size
+    if batch:
+        yield batch
+
+
+def _fill(
+    fetch: Fetch, locations: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]
+) -> None:
+    for batch in in_batches(locations, lambda item: item[1].size or 0):
+        before = [BLOCK if location.is_member else 0 for _, location in batch]
+        requests = [
+            (None, p.offset - skip, (p.size or 0) + skip) for (_, p), skip in zip(batch, before, strict=True)
+        ]
+        for (index, location), result in zip(batch, fetch(requests), strict=True):
+            found[index] = (
+                result.message
+                if isinstance(result, Fault)
+                else _payload(memoryview(result), location.is_member)
+            )
+
+
+@contextmanager
+def _undamaged_start(file: str, name: str, options: StorageOptions | None) -> Iterator[Fetch]:
+    """Yield a function that reads ranges of a damaged gzip file, up to the damage."""
+
+    def fetch(requests: Sequence[Request]) -> list[bytes | Fault]:
+        ranges = [(offset or 0, size or 0) for _, offset, size in requests]
+        results = [(os.pread(descriptor, size, offset), size) for offset, size in ranges]
+        return [data if len(data) == size else Fault(FETCH_FAILED, _UNPACKABLE) for data, size in results]
+
+    limit = unpacked_limit(size_of(file, options))
+    with (
+        open_binary(file, options) as stream,
+        local_tar(stream, name, max_bytes=limit, damaged=[]) as descriptor,
+    ):
+        yield fetch
+
+
+def _payload(data: memoryview, is_member: bool) -> memoryview | str:
+    """Return the bytes after a tar header, if the header states exactly this size.
+
+    In a file that was replaced, anything may be at this location.
+    """
+    if not is_member:
+        return data
+    header, data = bytes(data[:BLOCK]), data[BLOCK:]
+    try:
+        check_header(header, "", 0)
+        return data if member_size(header, "", 0) == len(data) else _CHANGED
+    except TarDamage:
+        return _CHANGED
+
 
 log = logging.getLogger(__name__)
 

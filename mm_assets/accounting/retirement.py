@@ -11,17 +11,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mm_assets.accounting.canonical.accounted_format import accounted_format
-from mm_assets.accounting.evidence import Evidence
+from mm_assets.accounting.canonical.account import accounted_format
 from mm_assets.accounting.ledger import LEDGER_FOLDER, Ledger
-from mm_assets.accounting.outputs import BY_ASSET, CACHE, DERIVED, DERIVED_FOLDERS, LANCE, OUTPUTS, TARS
-from mm_assets.accounting.proof_store import ProofStore
-from mm_assets.accounting.records import ShardRecords, index_folder
-from mm_assets.accounting.sealed_json import seal, unseal
-from mm_assets.accounting.stated_partitions import stated_partitions
+from mm_assets.accounting.proof import Evidence, ProofStore
+from mm_assets.accounting.record import (
+    BY_ASSET,
+    CACHE,
+    DERIVED,
+    DERIVED_FOLDERS,
+    LANCE,
+    OUTPUTS,
+    TARS,
+    ShardRecords,
+    index_folder,
+    stated_partitions,
+)
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.storage import (
+from mm_assets.formats.names import partition_filename
+from mm_assets.model.notices import counted
+from mm_assets.storage.files import (
     StorageOptions,
     exists,
     filesystem,
@@ -33,7 +41,7 @@ from mm_assets.formats.storage import (
     staged,
     sweep,
 )
-from mm_assets.interleaved.counted import counted
+from mm_assets.storage.small_files import seal, unseal
 
 FORMAT = 1
 RETIRED = "retired"
@@ -116,12 +124,12 @@ class Retirement:
 
     def _remove_rows(self, partitions: Sequence[str]) -> None:
         if self._has_table():
-            from mm_assets.formats.lance.writer import InterleavedLanceWriter
+            from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
 
             InterleavedLanceWriter(LANCE.place(self._root, "")).remove(set(partitions))
 
     def _remove_tars(self, partitions: Sequence[str]) -> None:
-        from mm_assets.formats.webdataset.tar_folder import TarFolder
+        from mm_assets.formats.webdataset.writer import TarFolder
 
         folder = join(self._root, TARS.folder)
         if exists(folder, self._options):
@@ -130,7 +138,7 @@ class Retirement:
             tars.finish()
 
     def _remove_caches(self, partitions: Sequence[str]) -> None:
-        from mm_assets.formats.arrow_cache.generation import sweep_folders, withdraw_cache
+        from mm_assets.formats.arrow_cache.build import sweep_folders, withdraw_cache
 
         folder = join(self._root, CACHE.folder)
         if not exists(folder, self._options):

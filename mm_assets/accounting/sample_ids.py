@@ -1,6 +1,6 @@
 """Duplicate sample ids across shards, and the shard that keeps each.
 
-For a single command, whose inputs are all there is, see `mm_assets.cli.unique_ids`.
+For a single command, whose inputs are all there is, see `mm_assets.cli.convert`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.survey_index import SurveyIndex
-from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 
 _LEAST_IDS = 1 << 16  # fewer ids are not looked up at once
 

@@ -3,35 +3,336 @@
 ledger/raw_shards/<partition>.parquet         survey of a raw shard: a row per sample
 ledger/raw_shards/<partition>.published.json  schema of the shard's output, written at publication
 ledger/sample_ids/<partition>.parquet         sample ids of that output
+
+File formats of surveys and of notes on published outputs.
+
+Each file names its shard and has a digest, so moved or torn files are detected.
+
+Index of surveys and of notes on published outputs: what the integrity gate asks of all shards in each run.
+
+ledger/index/surveys/      types of the columns, and hashes of the sample ids, of each survey
+ledger/index/published/    schema of each published output
+ledger/index/sample_ids/   hashes of the sample ids of each published output
+
+A run opens the files of its own shards, and those that are new since the last run.
+
+Sample ids and columns read from published outputs, for when the notes made at publication are lost.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from mm_assets.accounting import survey_codec
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.published_outputs import PublishedOutputs
-from mm_assets.accounting.shard_columns import ShardColumns
-from mm_assets.accounting.shard_survey import ShardSurvey
-from mm_assets.formats.file_stamps import files_in
-from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.parquet_file import UNREADABLE
-from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, staged
+from mm_assets.accounting.lookup import open_parquet
+from mm_assets.accounting.record import ShardRecord, ShardRecords, index_folder
+from mm_assets.accounting.survey import SAMPLES_SCHEMA, Excerpt, ShardColumns, ShardSurvey, passthrough
+from mm_assets.formats.names import partition_filename
+from mm_assets.formats.parquet.files import UNREADABLE, original_schema
+from mm_assets.formats.reports import ContentColumns
+from mm_assets.model.json_codec import FieldTally
+from mm_assets.model.losses import Loss
+from mm_assets.model.schema import schema_from_text, schema_to_text
+from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, staged
+from mm_assets.storage.small_files import FileFacts, FileIndex, hashes_of, seal, unseal
+from mm_assets.storage.stamps import files_in
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_SURVEY, _PUBLISHED = ".parquet", ".published.json"
 _THREADS = 16  # object stores answer in ~50 ms
+
+
+class PublishedOutputs:
+    """Parquet files of an asset's published shards, found by their records below ``root``.
+
+    Files that are missing or unreadable are logged and skipped: their shards are made again.
+    """
+
+    def __init__(self, root: str, asset: str, options: StorageOptions | None = None) -> None:
+        self._root = root
+        self._asset = asset
+        self._options = options
+
+    def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        """Yield the sample ids of these shards, each id once per item."""
+        return self._each(
+            partitions,
+            lambda file: file.read(columns=["sample_id"], use_threads=False).column(0).cast(pa.string()),
+        )
+
+    def published(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
+        """Yield the columns of these shards, and whether their integers are exact as floats."""
+        return self._each(partitions, _published)
+
+    def _each(
+        self, partitions: Iterable[str], read: Callable[[pq.ParquetFile], T]
+    ) -> Iterator[tuple[str, T]]:
+        keys = sorted(partitions)
+        if not keys:  # the usual case: no notes are lost
+            return
+        records = ShardRecords(self._root).read(self._asset, keys)
+
+        def read_output(record: ShardRecord) -> T | None:
+            try:
+                with open_parquet(record.uri, self._options) as file:
+                    return read(file)
+            except UNREADABLE as error:
+                if (
+                    isinstance(error, OSError)
+                    and error.errno is not None
+                    and not isinstance(error, FileNotFoundError)
+                ):
+                    raise  # an error of the system, not of Arrow: the file need not be damaged
+                log.warning("%s tells nothing of shard %r: %s", record.uri, record.key, error)
+                return None
+
+        published = [record for record in records.values() if record.uri]
+        with ThreadPoolExecutor(_THREADS if is_remote(self._root) else 1) as threads:
+            for record, found in zip(published, threads.map(read_output, published), strict=True):
+                if found is not None:
+                    yield record.key, found
+
+
+def _published(file: pq.ParquetFile) -> Published:
+    schema = original_schema(file).remove_metadata()
+    integers = pa.schema([column for column in passthrough(schema) if pa.types.is_integer(column.type)])
+    tallies = {column.name: FieldTally() for column in integers}
+    for name, tally in tallies.items():
+        for bound in pc.min_max(file.read(columns=[name], use_threads=False).column(0)).as_py().values():
+            tally.observe(bound)
+    return Published(schema, ShardColumns(declared=integers, declared_ints=tallies))
+
+
+FORMAT = 1
+SURVEY_KEY = b"mm_assets:survey"  # key in the Parquet metadata: everything but the sample rows, as JSON
+
+_IDS_SCHEMA = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
+# Pages have checksums, verified on reading: a changed value would affect decisions about other shards.
+_WRITTEN = {"compression": "zstd", "write_page_checksum": True}
+
+
+def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
+    """Write a local Parquet file with a row per sample: the survey of a raw shard."""
+    names = pa.array([partition] * survey.samples.num_rows, pa.string())
+    table = survey.samples.add_column(0, pa.field("partition", pa.string(), nullable=False), names)
+    rest = {
+        "format": FORMAT,
+        "partition": partition,
+        "version": survey.version,
+        "layout": survey.layout,
+        "members": survey.members,
+        "nbytes": survey.nbytes,
+        "losses": {kind: _excerpt_to_json(losses, asdict) for kind, losses in survey.losses.items()},
+        "unresolved": _excerpt_to_json(survey.unresolved, list),
+        "frame_counts": _excerpt_to_json(survey.frame_counts, list),
+        "unreferenced": _excerpt_to_json(survey.unreferenced, str),
+        "skipped": _excerpt_to_json(survey.skipped, str),
+        **({} if survey.left_out is None else {"left_out": _excerpt_to_json(survey.left_out, str)}),
+        **({} if survey.content is None else {"content": survey.content, "has_pairs": survey.has_pairs}),
+        **_columns_to_json(survey.columns),
+    }
+    with pq.ParquetWriter(path, table.schema, **_WRITTEN) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({SURVEY_KEY.decode(): _sealed(rest)})
+
+
+def read_survey(partition: str, data: bytes) -> ShardSurvey:
+    """Read the survey of this partition.
+
+    Raises:
+        UNREADABLE: (one of these classes) the data is anything else.
+    """
+    file, rest = _open(partition, data)
+    return ShardSurvey(
+        rest["version"],
+        rest["layout"],
+        _read(file, SAMPLES_SCHEMA),
+        {
+            kind: _excerpt_from_json(losses, lambda values: Loss(**values))
+            for kind, losses in rest["losses"].items()
+        },
+        _excerpt_from_json(rest["unresolved"], tuple),
+        _excerpt_from_json(rest["frame_counts"], tuple),
+        _excerpt_from_json(rest["unreferenced"], str),
+        _excerpt_from_json(rest.get("skipped", {"count": 0, "first": []}), str),
+        _columns_from_json(rest),
+        rest["members"],
+        rest["nbytes"],
+        _content_from_json(rest.get("content")),
+        rest.get("has_pairs"),
+        _excerpt_from_json(rest["left_out"], str) if "left_out" in rest else None,
+    )
+
+
+def columns_to_text(columns: ShardColumns) -> str:
+    """Return columns as text; it is the same for shards that require the same types in the same order."""
+    return json.dumps(_columns_to_json(columns.rounded()))
+
+
+def columns_from_text(text: str) -> ShardColumns:
+    """Return columns that require the same types as those that `columns_to_text` was given."""
+    return _columns_from_json(json.loads(text))
+
+
+def published_to_text(published: Published) -> str:
+    """Return what an output was made with as text, as `columns_to_text`."""
+    schema = schema_to_text(pa.schema(passthrough(published.schema)))
+    return json.dumps({"schema": schema, "columns": columns_to_text(published.columns)})
+
+
+def published_from_text(text: str) -> Published:
+    """Return what `published_to_text` was given, with columns as of `columns_from_text`."""
+    values = json.loads(text)
+    return Published(schema_from_text(values["schema"]), columns_from_text(values["columns"]))
+
+
+def read_sample_ids(partition: str, data: bytes) -> pa.ChunkedArray:
+    """Read only the sample ids of a survey. Raises as `read_survey`."""
+    return _sample_ids(_open(partition, data)[0])
+
+
+def read_columns_and_ids(partition: str, data: bytes) -> tuple[ShardColumns, pa.ChunkedArray]:
+    """Read columns and sample ids of a survey. Raises as `read_survey`."""
+    file, rest = _open(partition, data)
+    return _columns_from_json(rest), _sample_ids(file)
+
+
+def stated_partition(data: bytes) -> str:
+    """Return the partition that a survey names as its own. Raises as `read_survey`."""
+    return str(_open(None, data)[1]["partition"])
+
+
+def write_published(path: str, partition: str, published: Published) -> None:
+    """Write a local JSON file with the schema that an output was made with."""
+    values = {
+        "format": FORMAT,
+        "partition": partition,
+        "schema": schema_to_text(pa.schema(passthrough(published.schema))),
+        **_columns_to_json(published.columns),
+    }
+    Path(path).write_text(_sealed(values), encoding="utf-8")
+
+
+def read_published(partition: str, data: bytes) -> Published:
+    """Read what `write_published` wrote for this partition.
+
+    Raises:
+        UNREADABLE: (one of these classes) the data is anything else.
+    """
+    values = _checked(partition, data)
+    return Published(schema_from_text(values["schema"]), _columns_from_json(values))
+
+
+def write_published_ids(path: str, partition: str, sample_ids: Iterable[str]) -> None:
+    """Write a local Parquet file with a row for each sample of an output."""
+    ids = pa.array(sample_ids, pa.string())
+    pq.write_table(
+        pa.table([pa.array([partition] * len(ids), pa.string()), ids], schema=_IDS_SCHEMA), path, **_WRITTEN
+    )
+
+
+def read_published_ids(partition: str, data: bytes) -> pa.ChunkedArray:
+    """Read the ids that `write_published_ids` wrote.
+
+    Raises:
+        UNREADABLE: (one of these classes) the data is anything else.
+    """
+    table = _read(pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True), _IDS_SCHEMA)
+    if set(table.column("partition").unique().to_pylist()) - {partition}:
+        raise ValueError(f"belongs to shard {table.column('partition')[0].as_py()!r}")
+    return table.column("sample_id")
+
+
+def _open(partition: str | None, data: bytes) -> tuple[pq.ParquetFile, dict[str, Any]]:
+    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    return file, _checked(partition, file.metadata.metadata[SURVEY_KEY])
+
+
+def _sample_ids(file: pq.ParquetFile) -> pa.ChunkedArray:
+    return _read(file, pa.schema([SAMPLES_SCHEMA.field("sample_id")])).column("sample_id")
+
+
+def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
+    """Return these columns, if they have these types and as many rows as the file states.
+
+    Raises:
+        UNREADABLE: (one of these classes) they do not.
+    """
+    table = file.read(columns=schema.names, use_threads=False).select(schema.names)
+    groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+    if table.schema != schema or not table.num_rows == sum(groups) == file.metadata.num_rows:
+        raise ValueError("its footer contradicts itself")
+    table.validate(full=True)
+    return table
+
+
+def _sealed(values: Mapping[str, Any]) -> str:
+    """Return sealed JSON, ASCII inside: text from bad data may hold lone surrogates."""
+    return seal({"content": json.dumps(values)}).decode()
+
+
+def _checked(partition: str | None, data: bytes) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(unseal(data)["content"])
+    if values["format"] != FORMAT:
+        raise ValueError(f"not of format {FORMAT}")
+    if partition not in (None, values["partition"]):
+        raise ValueError(f"belongs to shard {values['partition']!r}")
+    return values
+
+
+def _excerpt_to_json(excerpt: Excerpt[Any], form: Callable[[Any], Any]) -> dict[str, Any]:
+    return {"count": excerpt.count, "first": [form(entry) for entry in excerpt.first]}
+
+
+def _excerpt_from_json(values: Mapping[str, Any], form: Callable[[Any], Any]) -> Excerpt[Any]:
+    return Excerpt(tuple(form(entry) for entry in values["first"]), values["count"])
+
+
+def _content_from_json(values: Mapping[str, Any] | None) -> ContentColumns | None:
+    """Return the columns that look like content; None for a survey by earlier code, which does not tell."""
+    return None if values is None else {modality: tuple(names) for modality, names in values.items()}
+
+
+def _columns_to_json(columns: ShardColumns) -> dict[str, Any]:
+    return {
+        "tallies": _tallies_to_json(columns.tallies),
+        "declared": schema_to_text(columns.declared),
+        "declared_ints": _tallies_to_json(columns.declared_ints),
+    }
+
+
+def _columns_from_json(values: Mapping[str, Any]) -> ShardColumns:
+    # Missing in files of older versions, which are still read: published types must not be forgotten.
+    ints = values.get("declared_ints", {})
+    return ShardColumns(
+        _tallies_from_json(values["tallies"]), schema_from_text(values["declared"]), _tallies_from_json(ints)
+    )
+
+
+def _tallies_to_json(tallies: Mapping[str, FieldTally]) -> dict[str, Any]:
+    return {name: tally.to_json() for name, tally in tallies.items()}
+
+
+def _tallies_from_json(values: Mapping[str, Any]) -> dict[str, FieldTally]:
+    return {name: FieldTally.from_json(tally) for name, tally in values.items()}
+
+
+_SURVEY, _PUBLISHED = ".parquet", ".published.json"
 _AT_ONCE = 64  # files held in memory
 
 
@@ -56,14 +357,14 @@ class SurveyStore:
     def write(self, partition: str, survey: ShardSurvey) -> None:
         """Publish a survey in one step; a local file with the same bytes is not rewritten."""
         with staged(self._uri(partition, _SURVEY), self.options) as file:
-            survey_codec.write_survey(file.path, partition, survey)
+            write_survey(file.path, partition, survey)
             file.publish()
 
     def read(
         self, partition: str, version: str | None = None, layout: str | None = None
     ) -> ShardSurvey | None:
         """Return the survey of a raw shard; None without one of this version and layout (where given)."""
-        for _, survey in self._read([partition], _SURVEY, survey_codec.read_survey):
+        for _, survey in self._read([partition], _SURVEY, read_survey):
             if version in (None, survey.version) and layout in (None, survey.layout):
                 return survey
         return None
@@ -72,11 +373,11 @@ class SurveyStore:
         self, partitions: Iterable[str]
     ) -> Iterator[tuple[str, tuple[ShardColumns, pa.ChunkedArray]]]:
         """Yield the columns of each surveyed shard, and the ids of its readable samples."""
-        return self._read(partitions, _SURVEY, survey_codec.read_columns_and_ids)
+        return self._read(partitions, _SURVEY, read_columns_and_ids)
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the readable samples' ids of each surveyed shard, a few shards in memory at a time."""
-        return self._read(partitions, _SURVEY, survey_codec.read_sample_ids)
+        return self._read(partitions, _SURVEY, read_sample_ids)
 
     def partitions(self) -> list[str]:
         """Return the partitions that have a survey, sorted; their raw shards may no longer exist."""
@@ -88,7 +389,7 @@ class SurveyStore:
         stems = [name.removesuffix(_SURVEY) for name in names if name.endswith(_SURVEY)]
         # The partition keys of hashed names are only inside the files.
         hashed = {f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")}
-        stated = self._parsed(hashed, lambda _, data: survey_codec.stated_partition(data))
+        stated = self._parsed(hashed, lambda _, data: stated_partition(data))
         return sorted(
             [
                 *(unquote(stem) for stem in stems if not stem.startswith("=")),
@@ -100,10 +401,10 @@ class SurveyStore:
         """Note schema and sample ids of an output when it is published; return the locations of the notes."""
         ids_uri, published_uri, _ = self.uris(partition)
         with staged(ids_uri, self.options) as file:
-            survey_codec.write_published_ids(file.path, partition, sample_ids)
+            write_published_ids(file.path, partition, sample_ids)
             file.publish()
         with staged(published_uri, self.options) as file:
-            survey_codec.write_published(file.path, partition, published)
+            write_published(file.path, partition, published)
             file.publish()
         return [ids_uri, published_uri]
 
@@ -114,7 +415,7 @@ class SurveyStore:
 
     def read_notes(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
         """Yield what outputs were made with, of those of the partitions that have notes."""
-        return self._read(partitions, _PUBLISHED, survey_codec.read_published)
+        return self._read(partitions, _PUBLISHED, read_published)
 
     def read_outputs(self, landed: Iterable[str]) -> Iterator[tuple[str, Published]]:
         """Yield what ``landed`` (published) outputs were made with, from the outputs themselves."""
@@ -131,7 +432,7 @@ class SurveyStore:
     def read_noted_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield what `published_ids` does for those of the partitions that have notes."""
         paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in partitions}
-        return self._parsed(paths, survey_codec.read_published_ids)
+        return self._parsed(paths, read_published_ids)
 
     def survey_stamps(self) -> dict[str, str]:
         """Return a text for each survey that changes when it is replaced, by its name without suffix."""
@@ -187,3 +488,126 @@ class SurveyStore:
             return bytes(self._fs.cat_file(path))
         except FileNotFoundError:
             return None  # other errors are raised: an unreadable file must not count as missing
+
+
+# What is in memory before it is written.
+_FILES_AT_ONCE = 2000
+_HASHES_AT_ONCE = 1 << 20
+_NO_HASHES = np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of files: its index, the stamps of all, and what is kept of some."""
+
+    index: FileIndex
+    stamps: Callable[[], dict[str, str]]
+    facts_of: Callable[[Collection[str]], Iterator[tuple[str, FileFacts]]]
+
+
+class SurveyIndex:
+    """Index of what ``store`` has, beside it; it is brought up to date when asked."""
+
+    def __init__(self, store: SurveyStore) -> None:
+        self._store = store
+        surveys, published, ids = (
+            FileIndex(index_folder(store.root, kind), store.options)
+            for kind in ("surveys", "published", "sample_ids")
+        )
+        self._surveys = _Kind(surveys, store.survey_stamps, self._facts_of_surveys)
+        self._published = _Kind(published, store.note_stamps, self._facts_of_notes)
+        self._ids = _Kind(ids, store.id_stamps, self._facts_of_ids)
+
+    def columns(self, partitions: Iterable[str]) -> dict[str, ShardColumns]:
+        """Return the columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`.
+
+        Integers are told only as far as they decide about types. Shards of the same columns share an object.
+        """
+        texts, _ = self._texts(self._surveys, partitions)
+        return _parsed(texts, columns_from_text)
+
+    def published(self, landed: Iterable[str]) -> dict[str, Published]:
+        """Return what the outputs of ``landed`` (published) partitions were made with, as `columns` does."""
+        landed = set(landed)
+        texts, _ = self._texts(self._published, landed)
+        found = _parsed(texts, published_from_text)
+        return found | dict(self._store.read_outputs(landed - found.keys()))
+
+    def published_sharing(self, landed: Collection[str], sample_ids: Iterable[str]) -> set[str]:
+        """Return the ``landed`` partitions whose outputs may have one of these ids.
+
+        Those that have one are among them, and so are those without notes on their ids.
+        """
+        noted, stamps = self._texts(self._ids, landed)
+        return _sharing(self._ids.index, stamps, noted, sample_ids).union(set(landed) - noted.keys())
+
+    def add_published(self, partitions: Collection[str]) -> None:
+        """Index the notes on outputs that were just published."""
+        self._texts(self._published, partitions)
+        self._texts(self._ids, partitions)
+
+    def surveys_sharing(self, partitions: Iterable[str], sample_ids: Iterable[str]) -> set[str]:
+        """Return the partitions whose surveys may have one of these ids.
+
+        Those that have one are among them.
+        """
+        surveyed, stamps = self._texts(self._surveys, partitions)
+        return _sharing(self._surveys.index, stamps, surveyed, sample_ids)
+
+    def _texts(self, kind: _Kind, partitions: Iterable[str]) -> tuple[dict[str, str], Mapping[str, str]]:
+        """Return the indexed texts of the partitions that have a readable file, and all stamps.
+
+        What is new is indexed.
+        """
+        names = {partition: partition_filename(partition) for partition in partitions}
+        stamps = kind.stamps()
+        indexed = kind.index.texts(stamps)
+        texts = {partition: indexed[name] for partition, name in names.items() if name in indexed}
+        missing = [key for key, name in names.items() if name in stamps and name not in indexed]
+        for some in _batches(kind.facts_of(missing)):
+            # What was replaced meanwhile, and put back, has an etag that does not tell what was read.
+            latest = kind.stamps() if is_remote(self._store.root) else stamps
+            facts = {names[key]: found for key, found in some if latest.get(names[key]) == stamps[names[key]]}
+            kind.index.add(facts, stamps)
+            texts |= {key: found.text for key, found in some}
+        return texts, stamps
+
+    def _facts_of_surveys(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
+        for key, (columns, ids) in self._store.columns_and_ids(partitions):
+            yield key, FileFacts(columns_to_text(columns), hashes_of(ids.to_pylist()))
+
+    def _facts_of_notes(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
+        for key, published in self._store.read_notes(partitions):
+            yield key, FileFacts(published_to_text(published), _NO_HASHES)
+
+    def _facts_of_ids(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
+        for key, ids in self._store.read_noted_ids(partitions):
+            yield key, FileFacts("", hashes_of(ids.to_pylist()))
+
+
+def _batches(facts: Iterable[tuple[str, FileFacts]]) -> Iterator[list[tuple[str, FileFacts]]]:
+    """Yield facts, so many at a time as one segment takes."""
+    batch: list[tuple[str, FileFacts]] = []
+    hashes = 0
+    for entry in facts:
+        batch.append(entry)
+        hashes += len(entry[1].id_hashes)
+        if hashes >= _HASHES_AT_ONCE or len(batch) >= _FILES_AT_ONCE:
+            yield batch
+            batch, hashes = [], 0
+    if batch:
+        yield batch
+
+
+def _sharing(
+    index: FileIndex, stamps: Mapping[str, str], partitions: Iterable[str], sample_ids: Iterable[str]
+) -> set[str]:
+    names = {partition_filename(partition): partition for partition in partitions}
+    found = index.sharing({name: stamps[name] for name in names}, hashes_of(sample_ids))
+    return {names[name] for name in found}
+
+
+def _parsed(texts: Mapping[str, str], parse: Callable[[str], T]) -> dict[str, T]:
+    """Return each text parsed; equal ones are parsed once."""
+    parsed = {text: parse(text) for text in set(texts.values())}
+    return {partition: parsed[text] for partition, text in texts.items()}

@@ -5,29 +5,32 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from importlib import import_module
 
 from mm_assets import __version__
 from mm_assets.cli.arguments import CommandParser
+from mm_assets.cli.convert import convert_arguments
+from mm_assets.cli.graph import alerts_arguments, init_arguments, prove_arguments, run_arguments, ui_arguments
+from mm_assets.cli.look import explain_arguments, inspect_arguments, preview_arguments, show_arguments
+from mm_assets.cli.states import diff_arguments, retire_arguments, tag_arguments, verify_arguments
+from mm_assets.pool.worker_process import WORKER_ENVIRONMENT
 from mm_assets.terminal import run_command
-from mm_assets.worker_environment import WORKER_ENVIRONMENT
 
-# Modules of this package, in the order of the help. Those of the graph import Dagster when they run.
+# What adds each command to the parser, in the order of the help. Dagster is imported only to run one.
 COMMANDS = (
-    "convert",
-    "inspect",
-    "verify",
-    "init",
-    "run",
-    "ui",
-    "prove",
-    "explain",
-    "show",
-    "preview",
-    "tag",
-    "diff",
-    "retire",
-    "alerts",
+    convert_arguments,
+    inspect_arguments,
+    verify_arguments,
+    init_arguments,
+    run_arguments,
+    ui_arguments,
+    prove_arguments,
+    explain_arguments,
+    show_arguments,
+    preview_arguments,
+    tag_arguments,
+    diff_arguments,
+    retire_arguments,
+    alerts_arguments,
 )
 
 
@@ -53,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mm-assets", description="Interleaved image-text datasets.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        import_module(f"mm_assets.cli.{name}").add_to(commands)
+    for add_arguments in COMMANDS:
+        add_arguments(commands)
     return parser
 
 
@@ -66,7 +69,7 @@ def _refuse_unknown_settings() -> None:
 
 
 def _use_stores() -> None:
-    from mm_assets.formats.stores import use_stores
     from mm_assets.settings_file import given_settings
+    from mm_assets.storage.stores import use_stores
 
     use_stores(given_settings().stores)

@@ -1,17 +1,44 @@
-"""Argument types of the commands."""
+"""Argument types of the commands.
+
+Flags of the filters: one for each of their settings.
+
+Filters of one command: those of the settings, with other values over them.
+
+Flags that describe the layout of documents of others, with defaults from the environment.
+
+The flag ``--storage`` of commands that work on the outputs of the graph.
+
+The flag ``--html FILE`` of commands that write a page.
+
+Progress line on a terminal; silent elsewhere.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import takewhile
-from typing import Any, NoReturn, TypeVar
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from mm_assets.formats.error_places import located
+from mm_assets.filters.filter import Filter
+from mm_assets.filters.registry import filters_of, settings_of
+from mm_assets.formats.names import FORMAT_TABLE, format_of, listed
+from mm_assets.settings import Settings, variable
+from mm_assets.settings_file import given_settings
+from mm_assets.storage.errors import located
+from mm_assets.terminal import ProgressLine, printable
+
+if TYPE_CHECKING:
+    from mm_assets.filters.chain import FilterChain
+    from mm_assets.settings import Settings
+
 
 T = TypeVar("T")
 
@@ -52,7 +79,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with what is wrong, without the whole of a text that is far too long."""
-        from mm_assets.formats.stores import without_secrets
+        from mm_assets.storage.stores import without_secrets
 
         message = without_secrets(message)
         super().error(message if len(message) <= _MOST_SHOWN else f"{message[:_MOST_SHOWN]}…")
@@ -60,7 +87,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def location(text: str) -> str:
     """Return a path, or a URL as `clean_url`; an empty one, which would mean some folder, is refused."""
-    from mm_assets.formats.stores import clean_url
+    from mm_assets.storage.stores import clean_url
 
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: is a variable of the shell not set?")
@@ -96,28 +123,28 @@ def byte_size(text: str) -> int:
 
 def whole_number(text: str) -> int:
     """Parse a number that any column can hold."""
-    from mm_assets import setting_parsers
+    from mm_assets import settings as setting_parsers
 
     return _parsed(setting_parsers.whole_number, text)
 
 
 def text(given: str) -> str:
     """Check that a text is UTF-8."""
-    from mm_assets import setting_parsers
+    from mm_assets import settings as setting_parsers
 
     return _parsed(setting_parsers.plain_text, given)
 
 
 def names(given: str) -> tuple[str, ...]:
     """Return names that are separated by commas."""
-    from mm_assets import setting_parsers
+    from mm_assets import settings as setting_parsers
 
     return setting_parsers.names(text(given))
 
 
 def suffixes(given: str) -> tuple[str, ...]:
     """Return suffixes of file names that are separated by commas."""
-    from mm_assets import setting_parsers
+    from mm_assets import settings as setting_parsers
 
     return _parsed(setting_parsers.suffixes, text(given))
 
@@ -139,3 +166,326 @@ def as_utf8(argument: str) -> str:
         except UnicodeDecodeError as error:
             raise ValueError(f"{argument!a} is not UTF-8, so it is the id of no sample") from error
     return argument
+
+
+def filters_with_overrides(options: argparse.Namespace) -> tuple[Filter[Any], ...]:
+    """Return the filters that are on, with what the flags say; ``NAME=`` unsets what a preset sets, too.
+
+    Raises:
+        ValueError: in one line, for an unknown name, and for values that do not fit.
+    """
+    over = variables_of(options)
+    settings = Settings.load({**given_settings(), **over})
+    unset = [known.name for known in settings_of(settings.filters) if over.get(variable(known.name)) == ""]
+    found = {**settings.filter_values(), **dict.fromkeys(unset)}
+    return filters_of(settings.filters, found, settings.filter_actions)
+
+
+def variables_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return what the flags say as variables of the environment.
+
+    Raises:
+        ValueError: in one line, for an unknown name, and for values that do not fit.
+    """
+    over = _over(options.values)
+    if options.filter_preset is not None:
+        over[variable("filter_preset")] = options.filter_preset
+    if options.filter_actions is not None:
+        over[variable("filter_actions")] = options.filter_actions
+    Settings.load({**given_settings(), **over})
+    return over
+
+
+def _over(values: Sequence[str]) -> dict[str, str]:
+    known = {setting.name for setting in settings_of(Settings.load().filters)}
+    over: dict[str, str] = {}
+    for text in values:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise ValueError(f"--set {text!r}: write it as NAME=VALUE")
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(sorted(known))}"
+            raise ValueError(f"--set {name}: there is no such setting of a filter; {hint}")
+        over[variable(name)] = value
+    return over
+
+
+def refuse_other_than_file(target: str) -> None:
+    """Raise an error for a folder, and for a device: the page replaces what has its name."""
+    from mm_assets.storage.files import is_remote, local_path
+
+    if target == "-":
+        return
+    path = Path(local_path(target))
+    if target.endswith("/") or (not is_remote(target) and path.is_dir()):
+        raise IsADirectoryError(f"{target}: a folder, not a file to write")
+    if not is_remote(target) and path.exists() and not path.is_file():
+        raise ValueError(f"{target}: no regular file; - is standard output")
+
+
+def write_page(target: str, page: str) -> None:
+    """Write a page to a file, and print its name; or to standard output."""
+    from mm_assets.storage.files import absolute, publish_bytes
+
+    if target == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(page.encode())
+        return
+    publish_bytes(absolute(target), page.encode())
+    print(printable(target))
+
+
+class Progress:
+    """Progress line on stderr, if that is a terminal: partitions, samples, rate, bytes, time left."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._line = ProgressLine(total)
+        self._done = self._samples = self._bytes = 0
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._show()
+        return self
+
+    def add(self, samples: int, nbytes: int) -> None:
+        """Count one more finished partition."""
+        self._done += 1
+        self._samples += samples
+        self._bytes += nbytes
+        self._show()
+
+    def _show(self) -> None:
+        seconds = time.monotonic() - self._started
+        parts = [f"{self._done}/{self._total} partitions", f"{self._samples} samples"]
+        if self._done:
+            parts.append(f"{self._samples / max(seconds, 0.001):.0f} samples/s")
+        parts += [f"{self._bytes / 1e6:.0f} MB", f"{seconds:.0f} s"]
+        if self._done:
+            parts.append(f"{seconds / self._done * (self._total - self._done):.0f} s left")
+        self._line.show(self._done, ", ".join(parts))
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._line.end(is_kept=True)
+
+
+_TYPES: dict[type, Callable[[str], Any]] = {tuple: names, int: whole_number, str: text}
+_DEST = "filter setting "  # prefix of the name, which an option of the command may have, too
+
+
+def add_filter_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    from mm_assets.filters.registry import NONE, PRESETS, known_filters, settings_of
+    from mm_assets.plugins import load_plugins
+
+    group = parser.add_argument_group("filters", "what is dropped; without a flag nothing is")
+    filters = known_filters(load_plugins())
+    for known in settings_of(filters):
+        kind = _TYPES.get(known.kind, known.kind)
+        flag, meaning = f"--{known.name.replace('_', '-')}", known.meaning.replace("%", "%%")
+        try:
+            group.add_argument(
+                flag, dest=_DEST + known.name, metavar=known.name.upper(), type=kind, help=meaning
+            )
+        except argparse.ArgumentError as error:
+            raise ValueError(
+                f"a filter of a plugin has the setting {known.name!r}: {flag} is taken"
+            ) from error
+    group.add_argument(
+        "--filter-preset", choices=tuple(PRESETS), default=NONE, help="filters that are set together"
+    )
+    group.add_argument(
+        "--filter-actions",
+        type=names,
+        default=(),
+        metavar="FILTER=ACTION,…",
+        help="what filters do with what they refuse: drop_item, drop_sample or flag",
+    )
+    parser.set_defaults(filters=filters)
+
+
+def add_set_flags(parser: argparse._ActionsContainer) -> None:
+    """Declare the flags that give a command other filters than the settings do."""
+    parser.add_argument(
+        "--set",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of a filter in the place of its value, such as min_sharpness=80; NAME= unsets it",
+    )
+    parser.add_argument("--filter-preset", metavar="PRESET", help="filters that are set together")
+    parser.add_argument(
+        "--filter-actions", metavar="FILTER=ACTION,…", help="what filters do with what they refuse"
+    )
+
+
+def chain_asked_for(options: argparse.Namespace) -> FilterChain | None:
+    """Return the filters whose flags are given, as one step; None where there is no such flag."""
+    from mm_assets.filters.registry import chain_of, filters_of, with_preset
+
+    values = {
+        name.removeprefix(_DEST): value for name, value in vars(options).items() if name.startswith(_DEST)
+    }
+    values = with_preset(options.filter_preset, values)
+    return chain_of(filters_of(options.filters, values, options.filter_actions))
+
+
+_PREFIX = "sample_id_prefix"
+
+
+def add_layout_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    layout = parser.add_argument_group("documents of others", "not given, MM_<NAME> of the environment holds")
+    layout.add_argument(
+        "--sample-id-field", type=text, help="json field, or column, that holds the sample id"
+    )
+    layout.add_argument(
+        "--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id"
+    )
+    layout.add_argument(
+        "--texts-field", type=text, help="json field, or column, with the list of texts (texts)"
+    )
+    layout.add_argument(
+        "--images-field", type=text, help="json field, or column, with the list of images (images)"
+    )
+    layout.add_argument(
+        "--image-member-field", type=text, help="json field that names the sample's image member"
+    )
+    layout.add_argument(
+        "--image-extensions", type=suffixes, help="suffixes of image members, comma-separated"
+    )
+    layout.add_argument(
+        "--json-extensions",
+        type=suffixes,
+        help="suffixes of the members that are documents, comma-separated",
+    )
+    layout.add_argument(
+        "--per-image-fields", type=names, help="json lists with one value per image, comma-separated"
+    )
+    layout.add_argument(
+        "--per-text-fields", type=names, help="json lists with one value per text, comma-separated"
+    )
+
+
+def layout_of(
+    options: argparse.Namespace, kind: str, source: str, is_compared: bool = False
+) -> dict[str, Any]:
+    """Return the arguments of a format's reader that describe documents of others.
+
+    There are none for formats without such documents. Sample ids in our own data have their prefix already:
+    the setting is about raw shards. Only the flag adds another, unless ``is_compared``: then the flag is
+    about the raw shards that the data are compared with.
+    """
+    from mm_assets.settings import Settings
+
+    settings = Settings.load().raw_layout()
+    layout = {
+        name: value if getattr(options, name) is None else getattr(options, name)
+        for name, value in settings.items()
+    }
+    if (
+        layout[_PREFIX] is not None
+        and (is_compared or getattr(options, _PREFIX) is None)
+        and is_ours(kind, source)
+    ):
+        layout[_PREFIX] = None
+    return {name: layout[name] for name in format_of(kind).raw_options}
+
+
+def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: str) -> None:
+    """Refuse flags that do not apply to the data of this format at ``source``.
+
+    Raises:
+        ValueError: naming the flag.
+    """
+    from mm_assets.accounting.canonical.account import accounted_format
+    from mm_assets.settings import Settings
+
+    given = [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]
+    if not given:
+        return
+    if not format_of(kind).raw_options:
+        titles = listed(entry.title for entry in FORMAT_TABLE if entry.raw_options)
+        raise ValueError(f"{_flag(given[0])} is for documents of others in {titles}, not for {kind}")
+    options_for = accounted_format(kind).options_for
+    if options_for is None:
+        return
+    file = _files(kind, source)[0]
+    known, what = options_for(file)
+    if inapplicable := [name for name in given if name not in known]:
+        raise ValueError(f"{_flag(inapplicable[0])} says nothing of {file}: {what}")
+
+
+def is_ours(kind: str, source: str) -> bool:
+    """Return whether the first readable file at ``source`` was written by this project.
+
+    Always False for formats in which others write no documents.
+    """
+    from mm_assets.accounting.canonical.account import accounted_format
+    from mm_assets.storage.files import is_remote, regular_file
+
+    if not format_of(kind).raw_options:
+        return False
+    for file in _files(kind, source):
+        try:
+            return accounted_format(kind).is_ours(file if is_remote(file) else regular_file(file))
+        except (OSError, ValueError):  # this file alone fails when it is converted
+            continue
+    return False
+
+
+def _files(kind: str, source: str) -> list[str]:
+    from mm_assets.storage.listing import expand_paths
+
+    return expand_paths(source, format_of(kind).suffixes)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def add_storage_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag to a command."""
+    parser.add_argument(
+        "--storage",
+        type=location,
+        help="storage root of the graph, a folder or URL (default: MM_STORAGE, else demo/storage)",
+    )
+
+
+def storage_root(options: argparse.Namespace) -> str:
+    """Return the storage root that the flag names, else that of the settings, as absolute path or URL."""
+    from mm_assets.settings import Settings
+    from mm_assets.storage.files import absolute
+
+    return _normal(absolute(options.storage)) if options.storage else settings_root(Settings.load())
+
+
+def settings_root(settings: Settings) -> str:
+    """Return the storage root of the settings, as absolute path or URL."""
+    from mm_assets.storage.files import absolute
+
+    return _normal(absolute(settings.storage))
+
+
+def refuse_other_folder(root: str) -> None:
+    """Raise ``FileNotFoundError`` for a missing storage root, or one without any output or ledger."""
+    from mm_assets.accounting.ledger import LEDGER_FOLDER
+    from mm_assets.accounting.record import OUTPUTS
+    from mm_assets.storage.errors import absent
+    from mm_assets.storage.files import filesystem
+
+    hint = "name the storage root of the graph with --storage or MM_STORAGE"
+    fs, path = filesystem(root)
+    try:
+        found = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{absent(root, fs, path, 'folder')}; {hint}") from error
+    if found.isdisjoint({LEDGER_FOLDER, *(output.folder.partition("/")[0] for output in OUTPUTS)}):
+        raise FileNotFoundError(f"{root}: no output of the graph is here; {hint}")
+
+
+def _normal(root: str) -> str:
+    return root.rstrip("/") or "/"

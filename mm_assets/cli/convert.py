@@ -1,29 +1,297 @@
-"""Command ``mm-assets convert SRC DST --to FORMAT``."""
+"""Command ``mm-assets convert SRC DST --to FORMAT``.
+
+Report of a conversion, finished or planned.
+
+Losses of a conversion: a summary by kind, and lists of all lost items beside the output.
+
+Unique sample ids in the output of a command: the first partition keeps an id, others quarantine theirs.
+
+The graph resolves the same among all shards that ever existed (`mm_assets.accounting.sample_ids`), from
+surveys and published outputs, and a published shard comes before others. A command has neither: it reads the
+ids of its inputs, and their order decides.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import time
+import warnings
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mm_assets.cli import filter_flags, losses, raw_layout
-from mm_assets.cli.arguments import byte_size, location, names, process_count, share
-from mm_assets.cli.conversion_report import print_plan, print_report
-from mm_assets.cli.progress import Progress
-from mm_assets.formats.format_table import FORMATS, TITLES, format_of, nearest_format, output_of
-from mm_assets.interleaved.counted import counted
+from mm_assets.cli import arguments as filter_flags
+from mm_assets.cli import arguments as raw_layout
+from mm_assets.cli.arguments import Progress, byte_size, location, names, process_count, share
+from mm_assets.formats.names import FORMATS, TITLES, format_of, nearest_format, output_of
+from mm_assets.model.notices import counted
 from mm_assets.terminal import fail
 
-if TYPE_CHECKING:  # commands start faster without pyarrow
+if TYPE_CHECKING:
+    import pyarrow as pa
+
     from mm_assets.formats.conversion import Conversion
-    from mm_assets.formats.origins import Note
-    from mm_assets.formats.writer import PartitionReport
+    from mm_assets.formats.partitions import Partition
+    from mm_assets.formats.reports import WriteReport
+    from mm_assets.formats.writer import ExistingPartitions, InterleavedWriter, PartitionReport
+    from mm_assets.model.losses import Loss
+    from mm_assets.model.samples import InterleavedBatch, StepResult
+    from mm_assets.pool.workers import WorkerPool
+    from mm_assets.storage.stamps import Note
 
 
-def add_to(commands: Any) -> None:
+def folder(writer: InterleavedWriter) -> str:
+    """Return the folder of the lists: beside the data, where readers ignore it."""
+    from mm_assets.storage.files import join
+    from mm_assets.storage.tree import LEDGER_BESIDE
+
+    any_output = writer.uri_of("any")  # all lie in one folder
+    return join(os.path.dirname(any_output) or ".", LEDGER_BESIDE)
+
+
+def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> None:
+    """Publish a list of lost items per partition, in the columns of the ledger.
+
+    For a partition without losses the list of an earlier conversion is removed.
+    """
+    from mm_assets.accounting.ledger import items_table, publish_losses
+    from mm_assets.formats.names import partition_filename
+    from mm_assets.storage.files import join
+    from mm_assets.storage.stamps import existing_files
+
+    reports_of: dict[str, PartitionReport] = {}
+    for report in reports:
+        output = os.path.basename(writer.uri_of(report.partition)).removesuffix(writer.suffix)
+        name = output if writer.is_single_file else partition_filename(report.partition)
+        reports_of[join(folder(writer), f"{name}.parquet")] = report
+    earlier = existing_files(uri for uri, report in reports_of.items() if not report.losses)
+    for uri, report in reports_of.items():
+        if report.losses or uri in earlier:
+            publish_losses(uri, items_table("convert", report.partition, report.losses))
+
+
+def summary(losses: Iterable[Loss]) -> list[str]:
+    """Return a line for what filters took out, one for what they flagged, and one for what is quarantined."""
+    losses = list(losses)
+    lines = []
+    for outcome in ("filtered", "flagged"):
+        found = [loss for loss in losses if loss.outcome == outcome]
+        if found:
+            is_mixed = any(loss.modality != "image" for loss in found)
+            lines.append(f"{outcome}: {counted(len(found), 'item' if is_mixed else 'image')}")
+    quarantined = [loss for loss in losses if loss.outcome == "quarantined"]
+    if quarantined:
+        items = Counter(loss.kind for loss in quarantined if loss.is_item)
+        damaged_ranges = Counter(loss.kind for loss in quarantined if not loss.is_item)
+        parts = [f"{counted(items.total(), 'item')}{_by_kind(items)}"]
+        if damaged_ranges:
+            stretches = counted(damaged_ranges.total(), "damaged stretch", "damaged stretches")
+            parts.append(f"{stretches}{_by_kind(damaged_ranges)}")
+        lines.append(f"quarantined: {', '.join(parts)}")
+    return lines
+
+
+def _by_kind(counts: Counter[str]) -> str:
+    return f" ({', '.join(f'{kind} {count}' for kind, count in sorted(counts.items()))})" if counts else ""
+
+
+@dataclass(frozen=True)
+class QuarantineRepeatedIds:
+    """Step that takes out samples whose id another partition keeps (``owners``: sample id -> partition)."""
+
+    owners: Mapping[str, str]
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from mm_assets.model.nested_types import take_rows
+        from mm_assets.model.samples import StepResult
+
+        table = batch.data
+        is_taken = pc.is_in(table.column("sample_id"), pa.array(list(self.owners), pa.string())).to_numpy()
+        if not is_taken.any():
+            return StepResult(batch)
+        removed = take_rows(table, np.flatnonzero(is_taken))
+        return StepResult(
+            batch.with_data(take_rows(table, np.flatnonzero(~is_taken))), self._losses(removed), removed
+        )
+
+    def _losses(self, removed: pa.Table) -> tuple[Loss, ...]:
+        from mm_assets.model.losses import Loss
+        from mm_assets.model.notices import DUPLICATE_ID
+
+        seen: set[str] = set()
+        losses = []
+        for row in removed.select(["sample_id", "position", "modality"]).to_pylist():
+            sample_id = row["sample_id"]
+            is_cause = sample_id not in seen  # the sample's first row, its metadata
+            seen.add(sample_id)
+            reason = f"sample id {sample_id!r:.200} is already in partition {self.owners[sample_id]!r}"
+            losses.append(
+                Loss(**row, outcome="quarantined", kind=DUPLICATE_ID, reason=reason, is_cause=is_cause)
+            )
+        return tuple(losses)
+
+
+def resolve_duplicates(
+    conversions: Sequence[Conversion], pool: WorkerPool
+) -> tuple[list[Conversion], list[str]]:
+    """Resolve sample ids that several partitions share.
+
+    The first partition with an id owns it. Under the policy ``error`` a later partition with that id is left
+    out; under the others it quarantines those samples.
+
+    Returns:
+        The conversions that together make an output without duplicate ids, in order, and a message for each
+        one left out.
+    """
+    from mm_assets.pool.workers import WorkerFailure
+
+    if len(conversions) < 2:
+        return list(conversions), []
+    answers = pool.map(sample_ids, conversions)
+    # A partition that cannot be read fails when it is converted.
+    found = {
+        conversion.partition.name: ids for conversion, ids in answers if not isinstance(ids, WorkerFailure)
+    }
+    repeated = _repeated(found)
+    owners: dict[str, Partition] = {}
+    resolved: list[Conversion] = []
+    messages: list[str] = []
+    for conversion in conversions:
+        partition = conversion.partition
+        shared = repeated.get(partition.name, [])
+        claimed_ids = {sample_id: owners[sample_id] for sample_id in shared if sample_id in owners}
+        if claimed_ids and conversion.writer.on_materialize_error == "error":
+            messages.append(_duplicate_message(partition, claimed_ids))
+            continue
+        owners.update({sample_id: partition for sample_id in shared if sample_id not in claimed_ids})
+        if claimed_ids:
+            step = QuarantineRepeatedIds({sample_id: owner.name for sample_id, owner in claimed_ids.items()})
+            conversion = replace(conversion, steps=(step, *conversion.steps))
+        resolved.append(conversion)
+    return resolved, messages
+
+
+def sample_ids(conversion: Conversion) -> pa.Array:
+    """Return the distinct ids of a partition, without reading any image.
+
+    Samples that the policy will drop because an item has an error do not own their id.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the conversion itself warns again
+        _, tables = conversion.reader.project(conversion.partition, ["sample_id", "materialize_error"])
+        for table in tables:
+            column = table.column("sample_id")
+            if conversion.writer.on_materialize_error == "drop_sample":
+                faulty = column.filter(pc.is_valid(table.column("materialize_error")))
+                column = column.filter(pc.invert(pc.is_in(column, faulty)))
+            ids += column.chunks
+    return pc.unique(pa.chunked_array(ids, pa.string()))
+
+
+def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
+    """Return for each partition the ids that another one has too."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    counts = pc.value_counts(pa.chunked_array(list(found.values()), pa.string()))
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if not len(repeated):
+        return {}
+    return {name: ids.filter(pc.is_in(ids, repeated)).to_pylist() for name, ids in found.items()}
+
+
+def _duplicate_message(partition: Partition, claimed_ids: Mapping[str, Partition]) -> str:
+    sample_id, owner = next(iter(claimed_ids.items()))
+    more = f" (and {len(claimed_ids) - 1} more ids that others have)" if len(claimed_ids) > 1 else ""
+    hint = (
+        ""
+        if len(claimed_ids) == 1
+        else "; ids that start anew in each tar are told apart by --sample-id-prefix shard"
+    )
+    return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(owner)}{more}{hint}"
+
+
+def _place(partition: Partition) -> str:
+    files = ", ".join(partition.files[:3])
+    return f"{files}, partition {partition.name!r}" if partition.fragments else files
+
+
+_NOTES = {
+    "unreferenced_members": "members that are no part of any sample",
+    "unreferenced_frames": "TIFFs with more frames than references",
+    "skipped_members": "members that are no files",
+}
+
+
+def print_plan(existing: ExistingPartitions, writer: InterleavedWriter) -> int:
+    """Print what would happen to each partition.
+
+    Returns:
+        The exit code of the conversion: 1 if it would be refused.
+    """
+    conflicts = set(existing.conflicts())
+    verb_of_conflict = {"overwrite": "replace", "error": "refuse", "ignore": "leave alone"}[
+        writer.mode or "error"
+    ]
+    for partition, state in existing.states.items():
+        verb = verb_of_conflict if partition in conflicts else "write" if state == "new" else "replace"
+        remark = state if state == "new" else f"there already, {state}"
+        print(f"would {verb} {writer.describe(partition)} ({remark})")
+    return 1 if conflicts and writer.mode == "error" else 0
+
+
+def print_report(report: WriteReport, seconds: float) -> None:
+    """Print what was written, and which parts of the input were not."""
+    from mm_assets.formats.reports import (
+        empty_shards_lines,
+        left_out_lines,
+        left_out_of,
+        untaken_in,
+        untaken_lines,
+    )
+
+    print(
+        f"{report.path}: {counted(len(report.partitions), 'partition')}, "
+        f"{counted(report.samples, 'sample')}, {counted(report.images, 'image')}, "
+        f"{counted(report.texts, 'text')}, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
+    )
+    for line in summary(report.losses):
+        print(f"  {line}")
+    of_nothing = [part.source_files[0] for part in report.partitions if part.is_of_nothing]
+    left_out = [name for part in report.partitions for name in left_out_of(part.notes)]
+    for line in (
+        *empty_shards_lines(of_nothing, len(report.partitions)),
+        *untaken_lines(map(untaken_in, report.partitions), len(report.partitions)),
+        *left_out_lines(len(left_out), left_out),
+    ):
+        print(f"  {line}")
+    kinds: dict[str, int] = {}
+    for error in report.errors:
+        kinds[error.outcome] = kinds.get(error.outcome, 0) + 1
+    for outcome, count in kinds.items():
+        print(f"  items with errors, {outcome}: {count}")
+    if report.dropped_columns:
+        print(f"  columns left out: {', '.join(report.dropped_columns)}")
+    for part in report.partitions:
+        for file, notes in part.notes.items():
+            for name, description in _NOTES.items():
+                if found := notes.get(name):
+                    listed = ", ".join(found[:3]) + ("…" if found[3:] else "")
+                    print(f"  {file}: {len(found)} {description}: {listed}")
+
+
+def convert_arguments(commands: Any) -> None:
     """Declare the command and its options."""
     parser = commands.add_parser("convert", help="convert a dataset to another format (or filter it)")
     parser.add_argument(
@@ -42,8 +310,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--fields", type=names, help="passthrough columns to keep, comma-separated (default: all)"
     )
-    raw_layout.add_flags(parser)
-    filter_flags.add_flags(parser)
+    raw_layout.add_layout_flags(parser)
+    filter_flags.add_filter_flags(parser)
     policy = (
         "of a sample with an error: its file fails (error), it is kept (warn), "
         "or left out and listed, the item or all of it"
@@ -71,7 +339,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--workers", type=process_count, default=0, help="worker processes (default: one per core)"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_convert)
 
 
 def _format(word: str) -> str:
@@ -82,9 +350,9 @@ def _format(word: str) -> str:
     raise argparse.ArgumentTypeError(f"{word!r:.100}: no such format, only {', '.join(FORMATS)}{hint}")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_convert(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone and sets the exit code."""
-    from mm_assets.formats.output_folder import no_empty_folders
+    from mm_assets.storage.files import no_empty_folders
 
     is_one_file = format_of(options.to).has(options.dst)
     folder = os.path.dirname(options.dst) if is_one_file else options.dst
@@ -93,25 +361,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from mm_assets.available_cores import available_cores
-    from mm_assets.cli.unique_ids import resolve_duplicates
     from mm_assets.formats.conversion import plan_conversions
-    from mm_assets.formats.error_lines import error_line, readable_store_errors
-    from mm_assets.formats.error_places import located
-    from mm_assets.formats.existing_partitions import ExistingPartitions
-    from mm_assets.formats.output_folder import refuse_unwritable
     from mm_assets.formats.registry import other_formats
     from mm_assets.formats.reports import PartitionsRefused
-    from mm_assets.formats.storage import sweep, sweep_output
-    from mm_assets.formats.writer import PartitionReport, WriteReport
-    from mm_assets.interleaved.notices import warn_user
+    from mm_assets.formats.writer import ExistingPartitions, PartitionReport, WriteReport
+    from mm_assets.model.notices import warn_user
+    from mm_assets.pool.workers import WorkerPool, available_cores
     from mm_assets.settings import Settings
-    from mm_assets.workers import WorkerPool
+    from mm_assets.storage.errors import error_line, located, readable_store_errors
+    from mm_assets.storage.files import refuse_unwritable, sweep, sweep_output
 
     started = time.monotonic()
     with located(options.src):
         reader, writer, steps = _parts(options)
-        refuse_unwritable(os.path.dirname(losses.folder(writer)))
+        refuse_unwritable(os.path.dirname(folder(writer)))
         conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
@@ -129,7 +392,7 @@ def _run(options: argparse.Namespace) -> int:
             )
         conversions = [conversion for conversion in conversions if conversion.partition.name not in skipped]
         sweep_output(options.dst)
-        sweep(losses.folder(writer))
+        sweep(folder(writer))
     reports: list[PartitionReport] = []
     processes = min(options.workers or available_cores(), max(len(conversions), 1))
     settings = Settings.load()
@@ -159,13 +422,13 @@ def _run(options: argparse.Namespace) -> int:
         reports = []
     with readable_store_errors(), located(options.dst):
         existing.note_published([report.partition for report in reports])
-    losses.publish(writer, reports)
+    publish(writer, reports)
     report = WriteReport(options.dst, tuple(reports))
     print_report(report, time.monotonic() - started)
     if skipped:
         print(f"  left alone, as they are from another source: {counted(len(skipped), 'partition')}")
     if report.losses:
-        print(f"  lost items are listed in {losses.folder(writer)}")
+        print(f"  lost items are listed in {folder(writer)}")
     for message, count in Counter(failures).items():
         fail(f"{' '.join(message.split())}{f' ({count} partitions)' if count > 1 else ''}")
     return 1 if failures else 0
@@ -180,10 +443,10 @@ def _named(conversion: Any, message: str) -> str:
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.filters.readable import ReadableImages
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
-    from mm_assets.formats.made_shards import location_of
     from mm_assets.formats.partitions import root_of_locations
+    from mm_assets.formats.raw_shards import location_of
     from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
-    from mm_assets.formats.storage import is_remote
+    from mm_assets.storage.files import is_remote
 
     source = location_of(options.src)
     _refuse_nested(source, options.dst)
@@ -235,8 +498,8 @@ class _Job(NamedTuple):
 
 def _convert(job: _Job, max_loss: float) -> PartitionReport:
     """Convert one partition in a worker; it is not published if it would lose more than ``max_loss``."""
-    from mm_assets.accounting.loss_share import LossShare
-    from mm_assets.interleaved.errors import ShardError
+    from mm_assets.accounting.ledger import LossShare
+    from mm_assets.model.notices import ShardError
 
     def check(report: PartitionReport) -> None:
         if (refusal := LossShare.of_report(report).refusal(max_loss)) is not None:
@@ -249,7 +512,7 @@ def _convert(job: _Job, max_loss: float) -> PartitionReport:
 
 def _refuse_nested(source: str, target: str) -> None:
     """Refuse an output inside its own input: it would be read as input the next time, or overwrite it."""
-    from mm_assets.formats.storage import is_remote, local_path
+    from mm_assets.storage.files import is_remote, local_path
 
     if is_remote(source) != is_remote(target):
         return

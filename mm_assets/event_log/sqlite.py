@@ -25,13 +25,13 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import NullPool, QueuePool
 
 from mm_assets.event_log.batched import BatchedEventLog
-from mm_assets.event_log.engines import Engines
 from mm_assets.event_log.rows import EventRow
 from mm_assets.event_log.tables import (
     EVENTS,
     EVENTS_OF_RUN,
     RUNS,
     SCHEDULES,
+    Engines,
     Tables,
     make_sqlite_tables,
     make_tables,

@@ -1,13 +1,18 @@
 """Dagster's tables in a SQLite database: made in one transaction by whoever is first, and mended where they
 are half made. The stock classes make them in many steps: of two at once both fail, and so does each
 that comes after, or after one that was killed. (Those for Postgres try again, and need no such help.)
+
+Database engines that are kept open, and never shared with a process that was forked off.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterable
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -30,7 +35,7 @@ from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import NullPool
 
-from mm_assets.formats.error_places import located
+from mm_assets.storage.errors import located
 
 # Half a minute in all, as long as SQLite itself is told to wait.
 _PAUSE_SECONDS = 0.01
@@ -182,3 +187,57 @@ def _begin_write_ahead_log(connection: Connection) -> None:
             time.sleep(_PAUSE_SECONDS)
         else:
             return
+
+
+_KEPT = 16
+
+
+class Engines:
+    """One engine for each database that is in use, the last `limit` of them.
+
+    Args:
+        create: opens the engine of a database.
+    """
+
+    def __init__(self, create: Callable[[str], Engine], limit: int = _KEPT) -> None:
+        self._create = create
+        self._limit = limit
+        self._reset()
+        _all.add(self)
+
+    def _reset(self) -> None:
+        self._engines: OrderedDict[str, Engine] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> Engine:
+        """Return the engine of this database."""
+        with self._lock:
+            engine = self._engines.get(name)
+            if engine is None:
+                engine = self._engines[name] = self._create(name)
+                while len(self._engines) > self._limit:
+                    self._engines.popitem(last=False)[1].dispose()
+            else:
+                self._engines.move_to_end(name)
+            return engine
+
+    def dispose(self) -> None:
+        """Close all connections that are not in use; those in use when they come back."""
+        with self._lock:
+            engines, self._engines = self._engines, OrderedDict()
+        for engine in engines.values():
+            engine.dispose()
+
+
+_all: weakref.WeakSet[Engines] = weakref.WeakSet()
+# A connection must not be closed by another process than the one that opened it: SQLite would give up locks.
+_inherited: list[Engine] = []
+
+
+def _begin_anew() -> None:
+    for engines in list(_all):
+        _inherited.extend(engines._engines.values())
+        engines._reset()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,21 +1,30 @@
 """Conditions over scores, written as in SQL: DuckDB parses and evaluates them.
 
 A condition can only look at the scores. What it may consist of is listed here, and DuckDB opens no files.
+
+Filters by a condition over scores, written as in SQL.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Collection, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.filters.chain import SampleFilter, ScoreFilter
+from mm_assets.filters.filter import Filter, FilterSettingError, Score, setting
+from mm_assets.filters.measure import Measure
+from mm_assets.filters.measures import known_measures
+from mm_assets.filters.scores import HEADER_TYPES, TEXT_TYPES, ImageScore, SampleScore
+from mm_assets.model.notices import MmAssetsError
 
 _PARTS: Final = frozenset(
     {
@@ -189,3 +198,102 @@ def _database() -> Any:
     # DuckDB complains of what is left when a process ends that still has another thread.
     atexit.register(_database.cache_clear)
     return database
+
+
+_REFUSED = "the condition does not hold"
+
+
+class _Valued(Protocol):
+    def value(self, name: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Condition(Filter[Score]):
+    """Refuses that for which the field ``condition`` does not hold."""
+
+    always: ClassVar[Mapping[str, pa.DataType]]
+    """Scores that there are without a measure, with their types."""
+
+    condition = ""
+
+    _names: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    @abstractmethod
+    def measures(cls) -> Iterable[Measure]:
+        """Return the measures of the scores that there are beside those."""
+
+    @classmethod
+    def types(cls) -> dict[str, pa.DataType]:
+        """Return the types of all scores by name."""
+        return {**cls.always, **{measure.name: measure.type for measure in cls.measures()}}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            types = self.types()
+            names = columns_of(self.condition, types)
+            refuse_other_than_condition(self.condition, pa.schema([(name, types[name]) for name in names]))
+        except ConditionError as error:
+            raise self._fault(error) from error
+        # Goes with the filter to workers, which may know neither settings nor plugins.
+        object.__setattr__(self, "_names", names)
+
+    def needs(self) -> tuple[str, ...]:
+        return tuple(name for name in self._names if name not in self.always)
+
+    def verdict(self, score: Score) -> str | None:
+        return self.verdicts([score])[0]
+
+    def verdicts(self, scores: Sequence[Score]) -> Sequence[str | None]:
+        if not scores:
+            return []
+        # A table has as many rows as its columns: one more, for a condition that looks at none.
+        columns = {name: [score.value(name) for score in scores] for name in self._names}  # type: ignore[attr-defined]
+        table = pa.table({**columns, "": pa.nulls(len(scores))})
+        try:
+            holds = evaluate(self.condition, table)
+        except ConditionError as error:
+            raise self._fault(error) from error
+        return [None if keep else _REFUSED for keep in holds]
+
+    def _fault(self, error: ConditionError) -> FilterSettingError:
+        return FilterSettingError(self.settings()["condition"].name, f"{self.condition!r}: {error}")
+
+
+@dataclass(frozen=True)
+class ImageCondition(Condition[ImageScore], ScoreFilter):
+    """Keeps the images for which a condition holds."""
+
+    name = "keep_images"
+    always = HEADER_TYPES
+
+    condition: str = setting(
+        "keep_images",
+        str,
+        "true",
+        "condition for the images that are kept, such as \"width >= 200 and format != 'gif'\"",
+    )
+
+    @classmethod
+    def measures(cls) -> Iterable[Measure]:
+        return known_measures().images
+
+
+@dataclass(frozen=True)
+class SampleCondition(Condition[SampleScore], SampleFilter):
+    """Keeps the samples for which a condition holds."""
+
+    name = "keep_samples"
+    always = TEXT_TYPES
+
+    condition: str = setting(
+        "keep_samples",
+        str,
+        "true",
+        'condition for the samples that are kept, such as "words >= 20 and images > 0"',
+    )
+
+    @classmethod
+    def measures(cls) -> Iterable[Measure]:
+        return known_measures().samples

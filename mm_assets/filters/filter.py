@@ -1,15 +1,88 @@
-"""Base class of all filters: a name, settings, an action, and a verdict on scores."""
+"""Base class of all filters: a name, settings, an action, and a verdict on scores.
+
+Settings of filters: fields of a filter that users set in the graph, on the command line and in the UI.
+
+Verdict of filters that are nothing but bounds of one score.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from mm_assets.filters.filter_settings import SETTING, FilterSetting
-from mm_assets.formats.error_lines import error_line
+from mm_assets.model.notices import MmAssetsError
+from mm_assets.storage.errors import error_line
+
+
+class FilterSettingError(MmAssetsError, ValueError):
+    """A setting of filters that cannot be used: its name, and why."""
+
+    def __init__(self, setting: str, reason: str) -> None:
+        super().__init__(setting, reason)
+        self.setting, self.reason = setting, reason
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.reason}"
+
+
+KINDS = (float, int, str, tuple)
+SETTING = "setting"
+"""Key of a field's metadata with its `FilterSetting`."""
+
+
+@dataclass(frozen=True)
+class FilterSetting:
+    """A field of a filter that users set: ``MM_<NAME>`` for the graph, ``--<name>`` for `convert`.
+
+    Args:
+        kind: type of its value; a ``tuple`` is one of names.
+        meaning: description for users.
+        quantity: of a bound, the quantity that the two bounds of a pair limit.
+    """
+
+    name: str
+    kind: type
+    meaning: str
+    quantity: str | None = None
+
+    @property
+    def is_upper_bound(self) -> bool:
+        return self.quantity is not None and self.name == f"max_{self.quantity}"
+
+
+def setting(name: str, kind: type, default: Any, meaning: str, quantity: str | None = None) -> Any:
+    """Declare a field of a filter that users set.
+
+    Args:
+        default: the value where only other settings are set.
+
+    Raises:
+        TypeError: for a kind that is none of `KINDS`.
+    """
+    if kind not in KINDS:
+        raise TypeError(f"setting {name!r} is of one of {', '.join(k.__name__ for k in KINDS)}, not {kind!r}")
+    return field(default=default, metadata={SETTING: FilterSetting(name, kind, meaning, quantity)})
+
+
+def minimum(quantity: str, kind: type, meaning: str) -> Any:
+    """Declare the setting ``min_<quantity>``: a lower bound, inclusive, 0 where it is not set."""
+    return _bound(f"min_{quantity}", kind, 0, meaning, quantity)
+
+
+def maximum(quantity: str, kind: type, meaning: str) -> Any:
+    """Declare the setting ``max_<quantity>``: an upper bound, inclusive, infinite where it is not set."""
+    return _bound(f"max_{quantity}", kind, math.inf, meaning, quantity)
+
+
+def _bound(name: str, kind: type, default: float, meaning: str, quantity: str) -> Any:
+    if kind not in (float, int):
+        raise TypeError(f"bound {name!r} is a float or an int, not {kind!r}")
+    return setting(name, kind, float(default) if kind is float else default, meaning, quantity)
+
 
 Score = TypeVar("Score")
 
@@ -127,3 +200,24 @@ def _text(value: Any) -> str:
         short = f"{value:g}"
         return short if float(short) == value else str(value)  # rounded, different settings would look equal
     return str(value)
+
+
+@dataclass(frozen=True)
+class Bounds(Filter[Score]):
+    """Refuses scores below the field ``least`` or above the field ``most``; a filter has either or both.
+
+    Something that has no such score does not reach a lower bound. NaN counts as no score.
+    """
+
+    of: ClassVar[str]
+    """The score."""
+
+    def verdict(self, score: Score) -> str | None:
+        value: Any = self.measure(score)
+        settings = self.settings()
+        least, most = getattr(self, "least", 0), getattr(self, "most", None)
+        if value is None or value != value:
+            return f"it has no {self.of}" if least > 0 else None
+        if not value >= least:
+            return f"less than {settings['least'].name}"
+        return f"more than {settings['most'].name}" if most is not None and value > most else None

@@ -1,6 +1,18 @@
 """Registry of filters, the only list of them.
 
 Graph, settings, `mm-assets convert` and ledger know the filters from it.
+
+Presets: settings of filters that have a name together.
+
+Filter by aspect ratio (width/height).
+
+Filters of images that are nothing but bounds of one score.
+
+Filter by the length of the shorter side, in pixels.
+
+Filter of samples by the language of their texts.
+
+Filters of samples that are nothing but bounds of one score.
 """
 
 from __future__ import annotations
@@ -9,36 +21,281 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.filters.conditions import ImageCondition, SampleCondition
-from mm_assets.filters.filter import Filter
-from mm_assets.filters.filter_chain import FilterChain
-from mm_assets.filters.filter_settings import FilterSetting, FilterSettingError
-from mm_assets.filters.image_bounds import (
-    ByteSizeFilter,
-    ClipSimilarityFilter,
-    EntropyFilter,
-    LongerSideFilter,
-    QrAreaFilter,
-    Sharpness512Filter,
-    SharpnessFilter,
+from mm_assets.filters.chain import FilterChain, SampleFilter, ScoreFilter
+from mm_assets.filters.condition import ImageCondition, SampleCondition
+from mm_assets.filters.filter import (
+    Bounds,
+    Filter,
+    FilterSetting,
+    FilterSettingError,
+    maximum,
+    minimum,
+    setting,
 )
-from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.language import LanguageFilter
-from mm_assets.filters.measure_selection import MeasureSelection, selected_measures
-from mm_assets.filters.sample_bounds import (
-    ImageCountFilter,
-    ImagesPerWordFilter,
-    RepetitionFilter,
-    WordCountFilter,
-)
-from mm_assets.filters.sample_filter import SampleFilter
-from mm_assets.filters.score_filter import ScoreFilter
+from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
+from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.plugins import plugin_fault
+
+
+@dataclass(frozen=True)
+class ImageBounds(Bounds[ImageScore], ScoreFilter):
+    """Refuses images whose score ``of`` is below ``least`` or above ``most``, if these are fields."""
+
+    def measure(self, score: ImageScore) -> float | None:
+        return score.value(self.of)
+
+
+@dataclass(frozen=True)
+class ByteSizeFilter(ImageBounds):
+    """Refuses images whose file has too few or too many bytes."""
+
+    name = of = "byte_size"
+
+    least: int = minimum("byte_size", int, "least bytes of the images that are kept")
+    most: int = maximum("byte_size", int, "most bytes of the images that are kept")
+
+
+@dataclass(frozen=True)
+class LongerSideFilter(ImageBounds):
+    """Refuses images by the pixels of the longer side; `ImageSizeFilter` looks at the shorter one."""
+
+    name = of = "longer_side"
+
+    least: int = minimum("longer_side", int, "least pixels of the longer side of the images that are kept")
+    most: int = maximum("longer_side", int, "most pixels of the longer side of the images that are kept")
+
+
+@dataclass(frozen=True)
+class SharpnessFilter(ImageBounds):
+    """Refuses blurred images: those with little variance of the Laplacian, at native size."""
+
+    name = of = "sharpness"
+    scores = ("sharpness",)
+
+    least: float = minimum(
+        "sharpness", float, "least sharpness (variance of the Laplacian) of the images that are kept"
+    )
+    most: float = maximum("sharpness", float, "greatest sharpness of the images that are kept")
+
+
+@dataclass(frozen=True)
+class Sharpness512Filter(ImageBounds):
+    """Refuses blurred images by their sharpness when the longer side is scaled down to 512 pixels."""
+
+    name = of = "sharpness_512"
+    scores = ("sharpness_512",)
+
+    least: float = minimum(
+        "sharpness_512", float, "least sharpness at 512 pixels of the images that are kept"
+    )
+    most: float = maximum(
+        "sharpness_512", float, "greatest sharpness at 512 pixels of the images that are kept"
+    )
+
+
+@dataclass(frozen=True)
+class QrAreaFilter(ImageBounds):
+    """Refuses images that QR codes cover to a great part."""
+
+    name = of = "qr_area"
+    scores = ("qr_area",)
+
+    most: float = maximum("qr_area", float, "greatest share (0..1) of an image that QR codes may cover")
+
+
+@dataclass(frozen=True)
+class EntropyFilter(ImageBounds):
+    """Refuses images of few shades, such as blank pages and flat logos."""
+
+    name = of = "entropy"
+    scores = ("entropy",)
+
+    least: float = minimum("entropy", float, "least entropy (0..8 bits) of the images that are kept")
+    most: float = maximum("entropy", float, "greatest entropy of the images that are kept")
+
+
+@dataclass(frozen=True)
+class ClipSimilarityFilter(ImageBounds):
+    """Refuses images that fit none of the texts of their sample, by a CLIP model."""
+
+    name = of = "clip_similarity"
+    scores = ("clip_similarity",)
+
+    least: float = minimum(
+        "clip_similarity", float, "least similarity (cosine) of an image and the best text of its sample"
+    )
+
+
+_LANGUAGE, _PROBABILITY = "language", "language_probability"
+
+
+@dataclass(frozen=True)
+class LanguageFilter(SampleFilter):
+    """Refuses samples in other languages, or in one that was hard to tell.
+
+    Samples whose texts are too short for a guess are refused, too.
+    """
+
+    name = "language"
+    scores = (_LANGUAGE, _PROBABILITY)
+
+    languages: tuple[str, ...] = setting(
+        "languages", tuple, (), "languages of the samples that are kept: ISO 639-1 codes such as en,de"
+    )
+    least: float = minimum(
+        _PROBABILITY, float, "least probability (0..1) of the language of the samples that are kept"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "languages", tuple(code.lower() for code in self.languages))
+        for code in self.languages:
+            if code not in LANGUAGES:
+                near = get_close_matches(code[:2], LANGUAGES, n=1, cutoff=0.5)
+                hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(LANGUAGES)}"
+                raise FilterSettingError(
+                    "languages", f"{code!r} is no ISO 639-1 code of a language that is told apart; {hint}"
+                )
+        if self.least > 1:
+            raise ValueError(f"min_language_probability is at most 1, not {self.least:g}")
+
+    def verdict(self, score: SampleScore) -> str | None:
+        language = score.value(_LANGUAGE)
+        if language is None:
+            return "of no language that could be told"
+        if self.languages and language not in self.languages:
+            return "of another language"
+        return None if score.value(_PROBABILITY) >= self.least else "less than min_language_probability"
+
+    def measure(self, score: SampleScore) -> float | None:
+        return score.value(_PROBABILITY)
+
+
+@dataclass(frozen=True)
+class AspectRatioFilter(ScoreFilter):
+    """Drops images with width/height outside ``min_ratio..max_ratio``.
+
+    Both bounds are inclusive; EXIF orientation is honoured.
+    """
+
+    name = "aspect_ratio"
+
+    min_ratio: float = minimum("aspect_ratio", float, "least width/height of the images that are kept")
+    max_ratio: float = maximum("aspect_ratio", float, "greatest width/height of the images that are kept")
+
+    def verdict(self, score: ImageScore) -> str | None:
+        if score.aspect_ratio < self.min_ratio:
+            return "narrower than min_ratio"
+        return "wider than max_ratio" if score.aspect_ratio > self.max_ratio else None
+
+    def measure(self, score: ImageScore) -> float:
+        return score.aspect_ratio
+
+
+@dataclass(frozen=True)
+class ImageSizeFilter(ScoreFilter):
+    """Drops images whose shorter side has fewer pixels than ``min_side`` or more than ``max_side``."""
+
+    name = "image_size"
+
+    min_side: int = minimum("image_side", int, "least pixels of the shorter side of the images that are kept")
+    max_side: int = maximum("image_side", int, "most pixels of the shorter side of the images that are kept")
+
+    def verdict(self, score: ImageScore) -> str | None:
+        side = self.measure(score)
+        if side < self.min_side:
+            return "smaller than min_side"
+        return "larger than max_side" if side > self.max_side else None
+
+    def measure(self, score: ImageScore) -> int:
+        return min(score.width, score.height)
+
+
+@dataclass(frozen=True)
+class SampleBounds(Bounds[SampleScore], SampleFilter):
+    """Refuses samples whose score ``of`` is below ``least`` or above ``most``, if these are fields."""
+
+    def measure(self, score: SampleScore) -> float | None:
+        return score.value(self.of)
+
+
+@dataclass(frozen=True)
+class ImageCountFilter(SampleBounds):
+    """Refuses samples with too few or too many images, as the filters of images have left them."""
+
+    name = of = "images"
+
+    least: int = minimum("images", int, "least images of the samples that are kept")
+    most: int = maximum("images", int, "most images of the samples that are kept")
+
+
+@dataclass(frozen=True)
+class WordCountFilter(SampleBounds):
+    """Refuses samples with too few or too many words in all their texts."""
+
+    name = of = "words"
+
+    least: int = minimum("words", int, "least words of the samples that are kept")
+    most: int = maximum("words", int, "most words of the samples that are kept")
+
+
+@dataclass(frozen=True)
+class ImagesPerWordFilter(SampleBounds):
+    """Refuses samples by their images for each word; a sample without words counts as one of one word."""
+
+    name = of = "images_per_word"
+
+    least: float = minimum(
+        "images_per_word", float, "least images for each word of the samples that are kept"
+    )
+    most: float = maximum("images_per_word", float, "most images for each word of the samples that are kept")
+
+
+@dataclass(frozen=True)
+class RepetitionFilter(SampleBounds):
+    """Refuses samples whose texts repeat themselves."""
+
+    name = of = "repetition"
+    scores = ("repetition",)
+
+    most: float = maximum(
+        "repetition", float, "greatest share (0..1) of words in passages that occurred before in the sample"
+    )
+
+
+NONE: Final = "none"
+
+PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
+    NONE: {},
+    "curator": {
+        "min_aspect_ratio": 1.0,
+        "max_aspect_ratio": 2.0,
+        "min_sharpness": 100.0,
+        "max_qr_area": 0.05,
+    },
+    "mint1t": {
+        "min_image_side": 150,
+        "max_longer_side": 20000,
+        "min_aspect_ratio": 0.5,
+        "max_aspect_ratio": 2.0,
+        "min_images": 1,
+        "max_images": 30,
+        "languages": ("en",),
+        "min_language_probability": 0.65,
+    },
+}
+"""Values by setting. `docs/filters.md` has their sources, and what of them scores cannot say."""
+
+
+def with_preset(preset: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a preset, with those over it that are set."""
+    return {**PRESETS[preset], **{name: value for name, value in values.items() if value is not None}}
+
 
 FILTERS: tuple[type[Filter[Any]], ...] = (
     AspectRatioFilter,
@@ -161,7 +418,7 @@ def _fault(added: Any, known: Iterable[type[Filter[Any]]]) -> str | None:
             return f"{label}: the name {name!r} is taken by {other.__module__}.{other.__qualname__}"
     used = {setting.name for setting in settings_of(known)}
     names = [setting.name for setting in added.settings().values()]
-    for setting in names:
-        if not _NAME.fullmatch(setting) or setting in used or names.count(setting) > 1:
-            return f"{label}: the setting {setting!r} is taken, or no name of lower-case letters"
+    for taken in names:
+        if not _NAME.fullmatch(taken) or taken in used or names.count(taken) > 1:
+            return f"{label}: the setting {taken!r} is taken, or no name of lower-case letters"
     return None

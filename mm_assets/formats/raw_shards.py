@@ -1,37 +1,126 @@
-"""Raw shards as users configure them: paths, globs, brace lists, URLs or modalities, with spaces between."""
+"""Raw shards as users configure them: paths, globs, brace lists, URLs or modalities, with spaces between.
+
+Absence of raw shards: whether one is gone, or only out of reach.
+
+Addresses of raw shards that are made when they are opened: of modalities, and of PDFs.
+
+Reader of raw shards: tars, and Parquet files of other tools.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
-from mm_assets.formats.brace_lists import expand_braces
-from mm_assets.formats.error_lines import error_line, is_utf8, not_utf8
-from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
-from mm_assets.formats.listing import convertible_line, expand, hive_line
-from mm_assets.formats.made_shards import made_address
-from mm_assets.formats.partitions import partition_name, root_of_locations
-from mm_assets.formats.raw_files import RAW_SUFFIXES, passed_over_line, tars_first
-from mm_assets.formats.shard_groups import group_name
-from mm_assets.formats.storage import (
+from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.names import RAW_SUFFIXES, is_parquet, passed_over_line, tars_first
+from mm_assets.formats.paired.merge import PairedAddress, modality_of, parts_of
+from mm_assets.formats.parquet.reader_writer import open_source
+from mm_assets.formats.partitions import (
+    Partition,
+    group_name,
+    own_name,
+    partition_name,
+    ref_path,
+    root_of_locations,
+)
+from mm_assets.formats.pdf.address import PdfAddress, pdf_files_of, pdf_location
+from mm_assets.formats.reader import FileSource
+from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
+from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+from mm_assets.model.notices import MmAssetsError, warn_user
+from mm_assets.storage.errors import error_line, is_of_store, is_utf8, not_utf8
+from mm_assets.storage.files import (
     StorageOptions,
     absolute,
     exists,
     filesystem,
     is_remote,
+    join,
     local_path,
     size_of,
 )
-from mm_assets.formats.store_errors import is_of_store
-from mm_assets.formats.stores import canonical_url, clean_url, without_secrets
-from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
-from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.storage.listing import convertible_line, expand, hive_line
+from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
+from mm_assets.storage.stores import canonical_url, clean_url, expand_braces, without_secrets
+
+
+def made_address(items: Sequence[str], missing_keys: str) -> PairedAddress | PdfAddress | None:
+    """Return the address that items stand for together; None where they are files of raw shards as such.
+
+    Args:
+        items: locations as users write them.
+        missing_keys: see `PairedAddress`.
+
+    Raises:
+        ValueError: modalities or PDFs are mixed with other locations, or a modality is named twice.
+    """
+    pdfs = [found for item in items if (found := pdf_location(item)) is not None]
+    if pdfs and len(pdfs) == len(items):
+        return PdfAddress(tuple(pdfs))
+    named = [pair for item in items if (pair := modality_of(item)) is not None]
+    if pdfs and len(named) < len(items):
+        raise ValueError(f"raw shards: PDFs and other locations cannot be mixed: {' '.join(items)}")
+    if named and len(named) < len(items):
+        raise ValueError(
+            f"raw shards: modalities ({named[0][0]}=...) and other locations cannot be mixed: "
+            f"{' '.join(items)}"
+        )
+    if not named:
+        return None
+    if repeated := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
+        raise ValueError(f"raw shards: modality {repeated[0]!r} is named twice")
+    return PairedAddress(dict(named), missing_keys)
+
+
+def location_of(item: str) -> str:
+    """Return the absolute path or URL of an input; of PDFs, the URL of the tars made of them.
+
+    Warns of what looks like data beside the PDFs, but is not read.
+
+    Raises:
+        FileNotFoundError: it names PDFs, and there are none.
+    """
+    pdfs = pdf_location(item)
+    if pdfs is None:
+        return absolute(item)
+    address = PdfAddress((pdfs,))
+    address.names()
+    for line in address.passed_over():
+        warn_user(line)
+    return address.url
+
+
+def originals_of(url: str) -> dict[str, str]:
+    """Return the files that a raw shard made when opened is made of, by their names in locators."""
+    return parts_of(url) | pdf_files_of(url)
+
+
+class RawReader(InterleavedWebdatasetReader):
+    """Reader that chooses the format of each file by its suffix; arguments as `InterleavedWebdatasetReader`.
+
+    In Parquet, field names are column names. Extensions, the image member and per-item fields only apply to
+    tars.
+    """
+
+    suffixes = RAW_SUFFIXES
+
+    def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
+        if not is_parquet(uri):
+            return super()._source(uri, partition, ids)
+        path = ref_path(uri, self.relative_to)
+        return open_source(
+            uri, self.layout, path, partition, ids, self.max_member_bytes, self.storage_options
+        )
+
 
 _PATTERN = re.compile(r"[*?\[]")
 _MAX_REASONS = 3  # in the message that no raw shards were found
@@ -302,3 +391,93 @@ class RawLocations:
 def relative_root(roots: Sequence[str]) -> str | None:
     """Return the root that locators are stored relative to: local, or that of shards made when opened."""
     return next((root for root in roots if not is_remote(root) or root.startswith(MADE_WHEN_OPENED)), None)
+
+
+_NAMED = 3  # files in a line
+
+
+class RawAbsence:
+    """Judge of partitions that a listing of raw shards does not have.
+
+    An unmounted disk, a missing folder, or a pattern that matches less than before must not look as if shards
+    were removed. So a shard counts as gone only if, under each root that could hold it, another raw shard is
+    listed in its folder or below. Who names a shard vouches for the rest: then it is enough that no file of
+    its name can be found.
+    """
+
+    def __init__(
+        self, locations: RawLocations, listing: Listing, options: StorageOptions | None = None
+    ) -> None:
+        self._listing = listing
+        self._options = options
+        self._roots = [root for root in locations.roots() if not root.startswith(MADE_WHEN_OPENED)]
+        self._listed = {
+            (root, folder)
+            for key, shard in listing.items()
+            for root in self._roots or [""]
+            if any(_is_below(file, root, options) for file in shard.files)
+            for folder in _folders_above(key)
+        }
+        self._names = cache(self._list)
+
+    def _files_beside(self, key: str) -> Iterator[str]:
+        """Yield the listed files whose partitions are in the same folder."""
+        folder = posixpath.dirname(key)
+        for other, shard in self._listing.items():
+            if posixpath.dirname(other) == folder:
+                yield from shard.files
+
+    def reason_to_keep(self, key: str, is_named: bool = False) -> str | None:
+        """Return why the outputs of a partition must stay, or None: its raw shard is gone.
+
+        Args:
+            key: the partition.
+            is_named: whether the user has named it.
+
+        Raises:
+            OSError: its folder cannot be listed.
+        """
+        if key in self._listing:
+            return f"{key}: its raw shard exists: {', '.join(self._listing[key].files)}"
+        if members := [file for file in self._files_beside(key) if own_name(key, file) is not None]:
+            return (
+                f"{key}: raw shards of this group exist: {', '.join(members[:_NAMED])}; "
+                "is MM_SHARDS_PER_PARTITION set as it was?"
+            )
+        folder, name = posixpath.split(key)
+        for root in self._roots:
+            place = join(root, folder) if folder else root
+            for found in self._names(place):
+                if found.startswith(name) and found[len(name) :].lower() in RAW_SUFFIXES:
+                    return f"{key}: its raw shard exists, though it is not read: {join(place, found)}"
+        unlisted = [root for root in self._roots or [""] if (root, folder) not in self._listed]
+        if is_named or not unlisted:
+            return None
+        places = " or ".join(join(root, folder) if folder else root for root in unlisted)
+        return (
+            f"{key}: no raw shard can be listed in {places}, "
+            "as if a disk were not mounted; name the shard to retire it all the same"
+        )
+
+    def _list(self, folder: str) -> tuple[str, ...]:
+        fs, path = filesystem(folder, self._options)
+        fs.invalidate_cache()
+        try:
+            found = fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return ()
+        return tuple(str(name).rstrip("/").rpartition("/")[2] for name in found)
+
+
+def _is_below(file: str, root: str, options: StorageOptions | None) -> bool:
+    """Return whether a file lies below a root; every file does below the empty one."""
+    if not root:
+        return True
+    (fs, path), (fs_of_root, path_of_root) = filesystem(file, options), filesystem(root, options)
+    return type(fs) is type(fs_of_root) and path.startswith(path_of_root)
+
+
+def _folders_above(key: str) -> Iterator[str]:
+    while key:
+        key = posixpath.dirname(key)
+        yield key

@@ -1,30 +1,35 @@
-"""Base of all readers: partitions, the schema of a partition, batches with lineage."""
+"""Base of all readers: partitions, the schema of a partition, batches with lineage.
+
+Survey of a raw file, made without reading any image: its samples, faults and field types.
+
+Any source of batches as streams with a known schema; batches without one ahead are spooled to disk.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc as ipc
 
 from mm_assets.formats.batching import cut_rows, row_bytes
-from mm_assets.formats.error_places import located
-from mm_assets.formats.listing import Paths, expand_paths
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
-from mm_assets.formats.storage import StorageOptions, local_path, whole_url
-from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.counted import first_and_more
-from mm_assets.interleaved.errors import ShardError
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.notices import warn_user
-from mm_assets.interleaved.samples import sample_offsets, sort_items
-from mm_assets.interleaved.schema import (
+from mm_assets.formats.reports import ContentColumns
+from mm_assets.model.json_codec import FieldTally
+from mm_assets.model.losses import Loss
+from mm_assets.model.nested_types import refuse_broken_text
+from mm_assets.model.notices import ShardError, first_and_more, warn_user
+from mm_assets.model.samples import BatchStream, InterleavedBatch, group_samples, sample_offsets, sort_items
+from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
     REQUIRED_COLUMNS,
     RESERVED_COLUMNS,
@@ -32,12 +37,14 @@ from mm_assets.interleaved.schema import (
     canonical_schema,
     reconcile_schema,
     resolve_schema,
+    unify_schemas,
 )
-from mm_assets.interleaved.steps import BatchStream
-from mm_assets.interleaved.text_validity import refuse_broken_text
-from mm_assets.interleaved.unify import unify_schemas
+from mm_assets.storage.errors import located
+from mm_assets.storage.files import StorageOptions, local_path, whole_url
+from mm_assets.storage.listing import Paths, expand_paths
 
 __all__ = ["InterleavedReader"]
+
 
 _PROJECTED_BYTES = 32 << 20
 
@@ -302,3 +309,191 @@ def _wanted(schema: pa.Schema, source: FileSource) -> list[str]:
     """Return the columns to read: those of the schema, and the required ones, which define samples."""
     names = {*schema.names, *REQUIRED_COLUMNS}
     return [name for name in source.schema.names if name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedSample:
+    """One sample that can be decoded, and how many items it has.
+
+    ``member`` is the name of its JSON, or of the text of an image-text pair without JSON, at ``byte_offset``
+    of the uncompressed tar. In a Parquet file ``member`` is the name of the row and there is no byte range.
+    """
+
+    sample_id: str
+    member: str
+    byte_offset: int | None
+    byte_size: int | None
+    items: int
+    images: int
+
+
+@dataclass(frozen=True)
+class FileSurvey:
+    """Survey of one file.
+
+    Attributes:
+        samples: in the file's order, each id once.
+        losses: samples that cannot be read, and damaged ranges.
+        unresolved: (sample id, position, message) of image references that lead to no image.
+        frame_counts: (TIFF member, frames, references) of those whose numbers differ.
+        unreferenced: members that are no image of a sample.
+        skipped: members that are no regular files.
+        left_out: members that macOS or tar had added, which are no data.
+        tallies: kinds of values of the fields whose samples declare no types.
+        declared: passthrough schemas of the samples that declare types.
+        declared_ints: ranges of the integers in the 64-bit columns of those.
+        content: columns of documents of others that look like texts or images (`content_columns`).
+        has_pairs: whether the rows of a Parquet file are image-text pairs.
+        members: number of all members of a tar, or of rows of a Parquet file.
+        nbytes: bytes of the unpacked tar, or of the file.
+    """
+
+    samples: tuple[SurveyedSample, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    unresolved: tuple[tuple[str, int, str], ...] = ()
+    frame_counts: tuple[tuple[str, int, int], ...] = ()
+    unreferenced: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    tallies: Mapping[str, FieldTally] = field(default_factory=dict)
+    declared: tuple[pa.Schema, ...] = ()
+    declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
+    content: ContentColumns = field(default_factory=dict)
+    has_pairs: bool = False
+    members: int = 0
+    nbytes: int = 0
+
+
+_DEFAULT_PARTITION = "part-00000"
+# Iterables that are no batches: iterated, they give letters, keys or columns.
+_NOT_BATCHES = (str, os.PathLike, type, Mapping, pa.Table, pa.RecordBatch)
+
+Batches = InterleavedReader | InterleavedBatch | BatchStream | Iterable[InterleavedBatch]
+
+
+def grouped_streams(batches: Batches, single: str | None = None) -> Iterator[BatchStream]:
+    """Yield one stream per partition, in the order partitions first appear.
+
+    Args:
+        batches: a reader, a batch, or an iterable of batches.
+        single: put everything into one stream of this name.
+
+    Raises:
+        TypeError: ``batches`` is none of them.
+    """
+    if isinstance(batches, InterleavedBatch):
+        batches = [batches]
+    if not isinstance(batches, Iterable) or isinstance(batches, _NOT_BATCHES):
+        raise _no_batches(batches)
+    if isinstance(batches, BatchStream):
+        streams: Iterable[BatchStream] = [batches]
+    elif isinstance(batches, InterleavedReader):
+        reader = batches
+        streams = (reader.open(partition) for partition in reader.partitions())
+    elif isinstance(batches, Sequence):
+        streams = _group(batches)
+    else:
+        streams = _spooled(batches)
+    if single is None:
+        yield from streams
+    else:
+        yield _concatenated(list(streams), single)
+
+
+def _no_batches(given: object) -> TypeError:
+    hint = (
+        "wrap a table: InterleavedBatch(table)"
+        if isinstance(given, pa.Table | pa.RecordBatch)
+        else "read files with a reader first"
+    )
+    return TypeError(
+        "write() takes a reader, an InterleavedBatch or an iterable of them, "
+        f"not {type(given).__name__}: {hint}"
+    )
+
+
+def _checked(batches: Iterable[object]) -> Iterator[InterleavedBatch]:
+    for batch in batches:
+        if not isinstance(batch, InterleavedBatch):
+            raise _no_batches(batch)
+        yield batch
+
+
+def _group(batches: Sequence[InterleavedBatch]) -> list[BatchStream]:
+    groups: dict[str, list[InterleavedBatch]] = {}
+    for batch in _checked(batches):
+        groups.setdefault(batch.partition or _DEFAULT_PARTITION, []).append(batch)
+    return [_listed(name, members) for name, members in groups.items()]
+
+
+def _listed(name: str, batches: list[InterleavedBatch]) -> BatchStream:
+    schema = unify_schemas(canonical_schema(batch.data.schema) for batch in batches)
+    files = tuple(dict.fromkeys(file for batch in batches for file in batch.source_files))
+    return BatchStream(name, schema, lambda: map(_with_whole_samples, batches), files)
+
+
+def _with_whole_samples(batch: InterleavedBatch) -> InterleavedBatch:
+    """Return the batch with the rows of each sample together, which the caller may not have ensured."""
+    table = group_samples(batch.data) if "sample_id" in batch.data.column_names else batch.data
+    return batch if table is batch.data else batch.with_data(table)
+
+
+def _concatenated(streams: list[BatchStream], name: str) -> BatchStream:
+    schema = unify_schemas([stream.schema for stream in streams] or [canonical_schema(pa.schema([]))])
+    files = tuple(dict.fromkeys(file for stream in streams for file in stream.files))
+    counts = [stream.items for stream in streams]
+    items = None if None in counts else sum(count for count in counts if count is not None)
+    result = BatchStream(name, schema, lambda: _chained(streams, result), files, items)
+    return result
+
+
+def _chained(streams: list[BatchStream], result: BatchStream) -> Iterator[InterleavedBatch]:
+    for stream in streams:
+        yield from stream
+        result.losses.extend(stream.losses)  # complete, like the notes, only after the stream was read
+        result.removed = result.removed.plus(stream.removed)
+        result.counts.update(stream.counts)
+        result.notes.update(stream.notes)
+
+
+class _Spool:
+    """Batches of one partition on disk, with an Arrow stream per schema, as later batches may add columns."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.schemas: list[pa.Schema] = []
+        self.lineage: list[tuple[str, ...]] = []
+        # Lives as long as the spool.
+        self._file = tempfile.TemporaryFile(prefix="mm-assets-spool-")  # noqa: SIM115
+        self._starts: list[int] = []
+
+    def append(self, batch: InterleavedBatch) -> None:
+        self._starts.append(self._file.tell())
+        with ipc.new_stream(self._file, batch.data.schema) as writer:
+            writer.write_table(batch.data)
+        self.lineage.append(tuple(batch.source_files))
+        if not any(schema.equals(batch.data.schema, check_metadata=True) for schema in self.schemas):
+            self.schemas.append(batch.data.schema)
+
+    def stream(self) -> BatchStream:
+        schema = unify_schemas(canonical_schema(found) for found in self.schemas)
+        files = tuple(dict.fromkeys(file for files in self.lineage for file in files))
+        return BatchStream(self.name, schema, self._read, files)
+
+    def _read(self) -> Iterator[InterleavedBatch]:
+        for start, files in zip(self._starts, self.lineage, strict=True):
+            self._file.seek(start)
+            yield _with_whole_samples(
+                InterleavedBatch(ipc.open_stream(self._file).read_all(), files, self.name)
+            )
+
+
+def _spooled(batches: Iterable[InterleavedBatch]) -> Iterator[BatchStream]:
+    spools: dict[str, _Spool] = {}
+    for batch in _checked(batches):
+        name = batch.partition or _DEFAULT_PARTITION
+        if name not in spools:
+            spools[name] = _Spool(name)
+        spools[name].append(batch)
+    for spool in spools.values():
+        yield spool.stream()

@@ -8,22 +8,23 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from mm_assets.formats.absent_paths import absent
-from mm_assets.formats.format_table import FORMATS as FORMATS
-from mm_assets.formats.format_table import (
+from mm_assets.formats.names import FORMATS as FORMATS
+from mm_assets.formats.names import (
     SHOWN,
     format_by_suffix,
     format_of,
     listed,
+    passed_over_line,
+    tars_first,
     without_sidecars,
 )
-from mm_assets.formats.format_table import SUFFIXES as SUFFIXES
-from mm_assets.formats.listing import expand_paths, names_in, packed_line, pdf_line
-from mm_assets.formats.raw_files import passed_over_line, tars_first
+from mm_assets.formats.names import SUFFIXES as SUFFIXES
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.formats.storage import StorageOptions, filesystem
 from mm_assets.formats.writer import InterleavedWriter
-from mm_assets.interleaved.notices import warn_user
+from mm_assets.model.notices import warn_user
+from mm_assets.storage.errors import absent
+from mm_assets.storage.files import StorageOptions, filesystem
+from mm_assets.storage.listing import expand_paths, names_in, packed_line, pdf_line
 
 
 def detect_format(source: str, options: StorageOptions | None = None) -> str:

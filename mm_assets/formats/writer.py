@@ -1,4 +1,11 @@
-"""Base of all writers: error policy, alignment of columns, checks, reports, atomic publication."""
+"""Base of all writers: error policy, alignment of columns, checks, reports, atomic publication.
+
+Tally of the rows that a writer writes: counts, digests and losses.
+
+Partitions that an output already has, their sources, and whether a new conversion may replace them.
+
+Detection of items without content, before rows are written, so that the error policy applies to them.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +13,255 @@ import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from mm_assets.formats.absent_content import absent_content
-from mm_assets.formats.error_lines import cause_line
-from mm_assets.formats.existing_partitions import MODES, ExistingPartitions
-from mm_assets.formats.file_stamps import existing_files
-from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.materialize import materialize_parts
-from mm_assets.formats.origins import Note
-from mm_assets.formats.reader import InterleavedReader
+from mm_assets.formats.materialize import locator_of, materialize_parts
+from mm_assets.formats.names import partition_filename
+from mm_assets.formats.reader import InterleavedReader, grouped_streams
 from mm_assets.formats.reports import PartitionReport, WriteReport
-from mm_assets.formats.spooling import grouped_streams
-from mm_assets.formats.storage import StorageOptions, join, lasting
-from mm_assets.formats.tally import RowTally
-from mm_assets.interleaved import json_codec
-from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.errors import ShardError
-from mm_assets.interleaved.policies import apply_policy, check_policy, with_errors
-from mm_assets.interleaved.samples import sort_items
-from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
-from mm_assets.interleaved.steps import BatchStream
-from mm_assets.interleaved.text_validity import refuse_broken_text
+from mm_assets.model import json_codec
+from mm_assets.model.digest import ContentDigest
+from mm_assets.model.json_codec import is_json
+from mm_assets.model.losses import ItemError, Loss, apply_policy, check_policy, with_errors
+from mm_assets.model.nested_types import refuse_broken_text
+from mm_assets.model.notices import MISSING_CONTENT, Fault, MmAssetsError, ShardError
+from mm_assets.model.samples import ROWS_CHANGED, BatchStream, InterleavedBatch, UniqueSamples, sort_items
+from mm_assets.model.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
+from mm_assets.storage.errors import cause_line
+from mm_assets.storage.files import StorageOptions, join, lasting
+from mm_assets.storage.stamps import Note, Origin, OriginNotes, existing_files
 
 __all__ = ["InterleavedWriter", "PartitionReport", "Sink", "WriteReport"]
+
+
+# What happens to an existing partition of another source: replace it, refuse to write, or leave it alone.
+# Without a mode, writing is refused only where a note proves another source, and no notes are added to an
+# output without them.
+MODES = ("overwrite", "error", "ignore")
+
+NEW, SAME = "new", "from the same source"
+OTHER, UNKNOWN = "from another source", "from a source that is not recorded"
+
+
+class PartitionsExist(MmAssetsError, ValueError):
+    """Partitions exist already, from another source, and the mode is ``error``; the message names them."""
+
+
+class PartitionOutputs(Protocol):
+    """What is asked of a writer: its mode, and where its partitions lie."""
+
+    mode: str | None
+    storage_options: StorageOptions | None
+
+    @property
+    def folder(self) -> str: ...
+    def describe(self, partition: str) -> str: ...
+    def note_name(self, partition: str) -> str: ...
+    def file_of(self, partition: str) -> str: ...
+    def existing(self, partitions: Iterable[str]) -> set[str]: ...
+
+
+class ExistingPartitions:
+    """The partitions to be written that a writer's output already has.
+
+    ``states`` has for each partition ``NEW``, ``SAME``, ``OTHER`` or ``UNKNOWN``. An output without a note
+    (``UNKNOWN``) was written by an older version, from batches that came from no file, or by another tool.
+
+    A new partition is noted just before it is published: a process killed in between leaves a note without an
+    output, which is harmless. A partition that replaces one of another source is noted after it is published:
+    if the process is killed before, the next conversion asks again whether to replace it.
+
+    Args:
+        writer: the writer of the output.
+        sources: name of each partition to be written -> files it is read from.
+    """
+
+    def __init__(self, writer: PartitionOutputs, sources: Mapping[str, Sequence[str]]) -> None:
+        self._writer = writer
+        self._notes = OriginNotes(writer.folder, writer.storage_options)
+        self._names = {partition: writer.note_name(partition) for partition in sources}
+        self._before = self._notes.read(self._names.values())
+        self._in_place: set[str] = set()  # read and written in the same place: their origin stays
+        self._origins: dict[str, Origin | None] = {}
+        for partition, files in sources.items():
+            origin = Origin.of(files) if files else None
+            if origin is not None and origin.is_same(Origin.of([writer.file_of(partition)])):
+                self._in_place.add(partition)
+                origin = self._before.get(self._names[partition])
+            self._origins[partition] = origin
+        existing = writer.existing(sources)
+        self.states = {name: self._state(name) if name in existing else NEW for name in sources}
+
+    def conflicts(self) -> list[str]:
+        """Return the existing partitions that are not known to come from the same source.
+
+        Without a mode: those known to come from another source.
+        """
+        conflicting = (OTHER,) if self._writer.mode is None else (OTHER, UNKNOWN)
+        return [partition for partition, state in self.states.items() if state in conflicting]
+
+    def skipped(self) -> set[str]:
+        """Return the partitions that are not to be written (mode ``ignore``).
+
+        Raises:
+            PartitionsExist: the mode refuses to replace some.
+        """
+        conflicts = self.conflicts()
+        if conflicts and self._writer.mode in (None, "error"):
+            raise PartitionsExist(self._refusal(conflicts))
+        return set(conflicts) if self._writer.mode == "ignore" else set()
+
+    def note_of(self, partition: str) -> Note | None:
+        """Return the note to write just before publishing, in any process; None if it must wait."""
+        return None if self.states[partition] in (OTHER, UNKNOWN) else self._note(partition)
+
+    def note_published(self, published: Collection[str]) -> None:
+        """Write the notes that had to wait until these partitions were published."""
+        for partition in published:
+            if self.note_of(partition) is None:
+                self._note(partition).write()
+
+    def _note(self, partition: str) -> Note:
+        name = self._names[partition]
+        before = self._before.get(name)
+        now = None if self._writer.mode is None and before is None else self._origins[partition]
+        return Note(self._notes, name, self._writer.describe(partition), before, now)
+
+    def _state(self, partition: str) -> str:
+        before, now = self._before.get(self._names[partition]), self._origins[partition]
+        if partition in self._in_place:
+            return SAME
+        if before is None or now is None:
+            return UNKNOWN
+        return SAME if before.is_same(now) else OTHER
+
+    def _refusal(self, conflicts: Sequence[str]) -> str:
+        first = conflicts[0]
+        others = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
+        return (
+            f"{self._writer.describe(first)} is there already, {self.states[first]}{others}; "
+            "nothing was written (--mode, mode=: overwrite replaces, ignore leaves alone)"
+        )
+
+
+class RowTally:
+    """Counts and digests of the rows written.
+
+    Args:
+        found: the columns as they come.
+        written: the columns as they are written.
+    """
+
+    def __init__(self, found: pa.Schema, written: pa.Schema) -> None:
+        self.rows = self.samples = self.images = self.texts = self.image_bytes = 0
+        self.changed = 0  # rows that got an error here
+        self.errors: list[ItemError] = []
+        self.losses: list[Loss] = []
+        self.lost = ContentDigest()
+        self.unique = UniqueSamples()
+        self._digest = ContentDigest()
+        # Other types give another digest. The rows are also digested as they came, to prove that the input
+        # is complete.
+        self._source = self._digest if _keeps_columns(found, written) else ContentDigest()
+
+    def count(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Count a table and return it as it is to be written."""
+        self.rows += table.num_rows
+        for entry in table.column("modality").value_counts().to_pylist():
+            if entry["values"] == "image":
+                self.images += entry["counts"]
+            elif entry["values"] == "text":
+                self.texts += entry["counts"]
+        self.image_bytes += pc.sum(pc.binary_length(table.column("binary_content"))).as_py() or 0
+        aligned = align_table(table, schema)
+        self._digest.observe(aligned)
+        if self._source is not self._digest:
+            self._source.observe(table)
+        return aligned
+
+    def report(self, stream: BatchStream, schema: pa.Schema, left_out: tuple[str, ...]) -> PartitionReport:
+        """Return the report on the partition, without uri and bytes."""
+        return PartitionReport(
+            partition=stream.partition,
+            uri=None,
+            rows=self.rows,
+            samples=self.unique.count,
+            images=self.images,
+            texts=self.texts,
+            nbytes=0,
+            image_bytes=self.image_bytes,
+            schema=schema,
+            digest=self._digest.hexdigest(),
+            source_digest=self._source.hexdigest(),
+            source_files=stream.files,
+            items=stream.items,
+            lost_digest=stream.removed.plus(self.lost).hexdigest(),
+            losses=(*stream.losses, *self.losses),
+            errors=tuple(self.errors),
+            counts={**stream.counts, ROWS_CHANGED: stream.counts[ROWS_CHANGED] + self.changed},
+            examples={name: tuple(found) for name, found in stream.examples.items()},
+            dropped_columns=left_out,
+            notes=stream.notes,
+        )
+
+
+def _keeps_columns(found: pa.Schema, written: pa.Schema) -> bool:
+    """Return whether every column of ``found`` is written in the same type."""
+    kept = {field.name: (field.type, is_json(field)) for field in written}
+    return all(kept.get(field.name) == (field.type, is_json(field)) for field in canonical_schema(found))
+
+
+_NO_TEXT = Fault(MISSING_CONTENT, "missing content: a text row without text")
+_NO_LOCATOR = Fault(MISSING_CONTENT, "missing content: an image without bytes and without a locator")
+_NO_BYTES = Fault(MISSING_CONTENT, "missing content: an image of 0 bytes")
+
+
+def absent_content(table: pa.Table) -> dict[int, Fault]:
+    """Return the fault of each item without content that has no error yet, by row number.
+
+    Such items are text rows without text, image rows of 0 bytes, and image rows without bytes whose locator
+    is missing or invalid. An image row with a valid locator has content: its bytes can be fetched later.
+    Metadata rows need no content.
+
+    Args:
+        table: rows with all reserved columns.
+    """
+    is_unmarked = pc.is_null(table.column("materialize_error"))
+    modality = table.column("modality")
+    binary, texts = table.column("binary_content"), table.column("text_content")
+    has_no_bytes = pc.fill_null(pc.equal(pc.binary_length(binary), 0), True)
+    images = pc.and_(pc.equal(modality, "image"), has_no_bytes)
+    without_text = pc.and_(pc.equal(modality, "text"), pc.is_null(texts))
+    rows = pc.indices_nonzero(pc.and_(is_unmarked, pc.or_(images, without_text)))
+    found = table.select(["modality", "source_ref"]).take(rows).to_pylist()
+    lacks_bytes = pc.is_null(binary).take(rows).to_pylist()
+    faults: dict[int, Fault] = {}
+    for row, item, is_null in zip(rows.to_pylist(), found, lacks_bytes, strict=True):
+        if item["modality"] == "text":
+            faults[row] = _NO_TEXT
+        elif not is_null:
+            faults[row] = _NO_BYTES
+        elif (fault := _unusable(item["source_ref"])) is not None:
+            faults[row] = fault
+    return faults
+
+
+def _unusable(source_ref: str | None) -> Fault | None:
+    if source_ref is None:
+        return _NO_LOCATOR
+    try:
+        locator_of(source_ref)
+    except (TypeError, ValueError) as error:
+        words = f"missing content: an image without bytes, and its locator names none: {error}"
+        return Fault(MISSING_CONTENT, words)
+    return None
+
 
 _FETCHED_BYTES = 32 << 20  # limit of bytes fetched from locators at a time, however large the batch
 

@@ -1,36 +1,214 @@
-"""The headless run: raw shards through the graph, without a browser or a daemon."""
+"""The headless run: raw shards through the graph, without a browser or a daemon.
+
+Ctrl-C during a headless run: one line, and no process is left.
+
+Progress of a headless run on a terminal: shards, samples a second and time left, for each asset.
+
+Folder of the Dagster instance of a storage root: one each, so that their shards are kept apart.
+
+The Dagster instance of a command.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 from uuid import uuid4
 
 import dagster as dg
+from dagster._core.instance.ref import InstanceRef
+from sqlalchemy.exc import DBAPIError
 
-from mm_assets.accounting.outputs import BY_ASSET
+from mm_assets.accounting.record import BY_ASSET
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
-from mm_assets.formats.error_lines import readable_store_errors
-from mm_assets.formats.output_folder import refuse_unwritable
+from mm_assets.event_log.tables import make_stock_tables
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.formats.storage import exists
-from mm_assets.headless.home import prepare_home
-from mm_assets.headless.instance import open_instance
-from mm_assets.headless.interrupts import was_interrupted
-from mm_assets.headless.progress import RunProgress
-from mm_assets.headless.request import MakeRequest, Selection, known, select
+from mm_assets.graph.dagster_internals import SHARDS, chunks
+from mm_assets.graph.instance_queries import fail_lost_runs, process_tag
+from mm_assets.graph.resources import resources_from_environment
+from mm_assets.headless.request import (
+    MakeRequest,
+    Records,
+    Selection,
+    altered_shards,
+    known,
+    note_whole_run,
+    select,
+    up_to_date_records,
+)
 from mm_assets.headless.summary import RunSummary
-from mm_assets.headless.up_to_date import Records, altered_shards, note_whole_run, up_to_date_records
-from mm_assets.interleaved.counted import counted
-from mm_assets.interleaved.notices import warning_line
-from mm_assets.io_managers.lost_runs import fail_lost_runs, process_tag
-from mm_assets.partitions import SHARDS, chunks
-from mm_assets.resources.environment import resources_from_environment
+from mm_assets.model.notices import counted, warning_line
 from mm_assets.settings import Settings
-from mm_assets.terminal import interrupted
+from mm_assets.settings_file import given_settings
+from mm_assets.storage.errors import located, place_of, readable_store_errors
+from mm_assets.storage.files import exists, refuse_unwritable
+from mm_assets.terminal import ProgressLine, interrupted
+
+_UNSET = re.compile(r'environment variable "(\w+)" which is not set')
+
+
+@contextmanager
+def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
+    """Open the instance that ``DAGSTER_HOME`` names.
+
+    Raises:
+        ValueError: its ``dagster.yaml`` is wrong, a variable in it is not set, or its database cannot be
+            reached or made. One line.
+    """
+    warnings.simplefilter("ignore", dg.BetaWarning)
+    place = f"DAGSTER_HOME {home}"
+    try:
+        with located(place):
+            ref = InstanceRef.from_dir(str(home))
+            # What is half made, or broken by two that were first, is mended for the stock classes, too.
+            make_stock_tables((ref.run_storage_data, ref.event_storage_data, ref.schedule_storage_data))
+            instance = dg.DagsterInstance.from_ref(ref)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # storage classes raise what they like
+        database = place_of(error)
+        at = home / "dagster.yaml" if database in (None, place) else database
+        raise ValueError(f"{at}: {_reason(error)}") from error
+    with instance:
+        yield instance
+
+
+def _reason(error: Exception) -> str:
+    if unset := sorted(set(_UNSET.findall(str(error)))):
+        return f"not set in the environment: {', '.join(unset)}"
+    if isinstance(error, DBAPIError):
+        return f"Dagster's database cannot be made or read: {error.orig}"
+    lines = [
+        line.strip()
+        for cause in (error, error.__cause__ or error.__context__)
+        for line in str(cause or "").splitlines()
+    ]
+    return "; ".join(dict.fromkeys(filter(None, lines)))[:500]
+
+
+def watch_for_interrupts() -> None:
+    """End the command with one line on Ctrl-C; while Dagster runs, it ends the run first.
+
+    Dagster's helper processes would each print a traceback. They inherit that the signal is blocked and end
+    with this process, so a thread receives the signal instead. Call it before Dagster is imported: some
+    imports would swallow the interrupt.
+    """
+    signal.signal(signal.SIGINT, lambda *_: os._exit(interrupted()))
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def was_interrupted(result: Any) -> bool:
+    """Return whether a run ended by an interrupt; `result` is an ``ExecuteInProcessResult``."""
+    from dagster import DagsterEventType
+
+    if any(event.event_type is DagsterEventType.PIPELINE_CANCELED for event in result.all_events):
+        return True
+    errors = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
+    errors += [event.job_failure_data.error for event in result.all_events if event.is_job_failure]
+    return any(error is not None and error.cls_name == "DagsterExecutionInterruptedError" for error in errors)
+
+
+CONFIGURATION = Path(__file__).with_name("dagster.yaml")
+
+
+def home_in_force() -> Path:
+    """Return ``DAGSTER_HOME``, else ``.dagster/<name>`` for ``MM_STORAGE``; it need not exist."""
+    storage = given_settings().get("MM_STORAGE", "").rstrip("/")
+    name = f"{Path(storage).name}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}"
+    if storage in ("", Settings.storage):
+        name = "demo"
+    return Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).expanduser().resolve()
+
+
+def prepare_home() -> Path:
+    """Set ``DAGSTER_HOME`` to the `home_in_force`, and return it.
+
+    The folder is created, with a ``dagster.yaml`` in it: that of the working directory, else the default one.
+    """
+    home = home_in_force()
+    home.mkdir(parents=True, exist_ok=True)
+    target = home / CONFIGURATION.name
+    if not target.exists():
+        own = Path(CONFIGURATION.name)
+        # Another command that starts now, or after this one was killed, must not find half of it.
+        aside = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(own if own.exists() else CONFIGURATION, aside)
+        os.replace(aside, target)
+    os.environ["DAGSTER_HOME"] = str(home)
+    return home
+
+
+class RunProgress:
+    """Progress line on stderr, if that is a terminal; silent elsewhere.
+
+    Args:
+        total: shards to make, counted once for each asset.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._line = ProgressLine(total)
+        self._done = 0
+        self._started = time.monotonic()
+        self._asset = ""
+        self._shards_of_run = 0
+        self._of_asset = self._samples = 0
+        self._asset_started = 0.0
+
+    def __enter__(self) -> RunProgress:
+        return self
+
+    def follow(self, instance: dg.DagsterInstance, run_id: str, shards: int) -> None:
+        """Show the shards of a run as they land."""
+        self._asset, self._shards_of_run = "", shards
+        if self._line.is_shown:
+            instance.add_event_listener(run_id, self._note)
+
+    def print(self, text: str) -> None:
+        """Print a line above the progress line, or alone where none is shown."""
+        self._line.clear()
+        print(text, flush=True)
+
+    def _note(self, entry: dg.EventLogEntry) -> None:
+        event = entry.dagster_event
+        if event is None or not event.is_step_materialization:
+            return
+        materialization = event.step_materialization_data.materialization
+        asset = materialization.asset_key.to_user_string()
+        if asset != self._asset:
+            self._asset, self._of_asset, self._samples = asset, 0, 0
+            self._asset_started = time.monotonic()
+        samples = materialization.metadata.get("samples")
+        self._samples += int(str(samples.value)) if samples is not None else 0
+        self._of_asset += 1
+        self._done += 1
+        self._show()
+
+    def _show(self) -> None:
+        seconds = time.monotonic() - self._started
+        left = seconds / self._done * (self._total - self._done)
+        rate = self._samples / max(time.monotonic() - self._asset_started, 0.001)
+        samples = f", {rate:.0f} samples/s" if self._samples else ""
+        shards = f"{self._asset} {self._of_asset}/{self._shards_of_run}"
+        self._line.show(self._done, f"{shards}{samples}, {seconds:.0f} s, {left:.0f} s left")
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._line.end()
+
 
 JOB = "all_assets"
 _NAMED = 5  # shards in a line

@@ -1,51 +1,229 @@
-"""Tags: a name for the state of all outputs, kept as a manifest and as a tag of the Lance table."""
+"""Tags: a name for the state of all outputs, kept as a manifest and as a tag of the Lance table.
+
+Manifests of tags: which state of the outputs a tag marks.
+
+versions/<tag>.parquet   a row per shard and asset: versions, inputs, files with sizes and digests
+versions/<tag>.json      when, settings, sums, and the digest of the other file. It is published last: a tag
+                         without it does not exist
+
+Names of tags: they become file names and tags of the Lance table, so both must take them.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets import __version__
-from mm_assets.accounting.canonical.accounted_format import accounted_format
-from mm_assets.accounting.outputs import BY_ASSET, LANCE, OUTPUTS
-from mm_assets.accounting.records import ShardRecord
-from mm_assets.formats.arrow_cache.shards import digest_of
-from mm_assets.formats.storage import (
+from mm_assets.accounting.canonical.account import accounted_format
+from mm_assets.accounting.record import BY_ASSET, LANCE, OUTPUTS, ShardRecord
+from mm_assets.formats.arrow_cache.files import digest_of
+from mm_assets.formats.parquet.files import UNREADABLE
+from mm_assets.model.notices import DataError
+from mm_assets.pool.workers import WorkerFailure, WorkerPool
+from mm_assets.storage.files import (
     StagedFile,
     StorageOptions,
     exists,
+    filesystem,
     is_remote,
     join,
     local_path,
+    open_binary,
     remove,
     staged,
     sweep,
 )
-from mm_assets.interleaved.errors import DataError
-from mm_assets.versions.capture import FOLDER, CaptureJob, capture, file_states
-from mm_assets.versions.current_state import CurrentState
-from mm_assets.versions.manifest import (
-    STATES_SCHEMA,
-    Manifest,
-    header_uri,
-    identity,
-    newest,
-    publish_header,
-    state_rows,
-    states_uri,
-    tag_names,
+from mm_assets.storage.small_files import seal, unseal
+from mm_assets.versions.state import (
+    FOLDER,
+    CaptureJob,
+    CurrentState,
+    FileState,
+    Group,
+    OutputState,
+    by_partition,
+    capture,
+    file_states,
 )
-from mm_assets.versions.output_state import FileState, Group, OutputState
-from mm_assets.versions.tag_names import check_new_tag_name, check_tag_name
-from mm_assets.workers import WorkerFailure, WorkerPool
+
+NOW = "now"  # stands for the current state
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_tag_name(name: str) -> None:
+    """Check that a name is one to 100 letters, digits, dots, hyphens and underscores.
+
+    Raises:
+        ValueError: in one line, for any other name, and for ``now``.
+    """
+    if name == NOW:
+        raise ValueError(f"{NOW!r} stands for the current state: choose another name for the tag")
+    if not _NAME.fullmatch(name) or ".." in name or name.endswith((".", ".lock")):
+        raise ValueError(
+            f"{name!r:.120} is no name of a tag: 1 to 100 of A-Z a-z 0-9 . _ -, with a letter or digit "
+            "first, not two dots together, and no dot or '.lock' at the end"
+        )
+
+
+def check_new_tag_name(name: str, existing: Iterable[str]) -> None:
+    """Check that no name differs by case only: on some systems these are one file.
+
+    Raises:
+        ValueError: in one line, for one that does, and for ``now`` in any case.
+    """
+    if same := next((other for other in (NOW, *existing) if other.lower() == name.lower()), None):
+        what = "which stands for the current state" if same == NOW else "which there is"
+        raise ValueError(f"{name!r} differs by case only from {same!r}, {what}: choose another name")
+
+
+FORMAT = 1
+_FILE = pa.struct(
+    [("path", pa.string()), ("bytes", pa.int64()), ("digest", pa.string()), ("mark", pa.string())]
+)
+STATES_SCHEMA = pa.schema(
+    [
+        pa.field("partition", pa.string(), nullable=False),
+        pa.field("asset", pa.string(), nullable=False),
+        pa.field("version", pa.string(), nullable=False),
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("made_by", pa.string(), nullable=False),
+        pa.field("inputs", pa.map_(pa.string(), pa.string()), nullable=False),
+        pa.field("rows", pa.int64()),
+        pa.field("samples", pa.int64()),
+        pa.field("losses", pa.string(), nullable=False),
+        pa.field("files", pa.list_(_FILE), nullable=False),
+    ]
+)
+_ROWS_AT_ONCE = 4096
+
+
+class Manifest:
+    """The manifest of an existing tag.
+
+    Args:
+        root: storage root.
+        name: the tag.
+
+    Raises:
+        ValueError: the name is none, or the manifest was changed or torn.
+        FileNotFoundError: there is no such tag.
+    """
+
+    def __init__(self, root: str, name: str, options: StorageOptions | None = None) -> None:
+        check_tag_name(name)
+        self.name = name
+        self._options = options
+        self._uri = states_uri(root, name)
+        header = header_uri(root, name)
+        if not exists(header, options):
+            known = ", ".join(tag_names(root, options)[:20]) or "none"
+            raise FileNotFoundError(f"{root}: no tag {name!r}; tags here: {known}")
+        with open_binary(header, options) as file:
+            data = file.read()
+        try:
+            self.header = unseal(data)
+            if self.header["format"] != FORMAT:
+                raise ValueError(f"of format {self.header['format']}, and {FORMAT} is known")
+        except (ValueError, LookupError) as error:
+            raise DataError(f"{header}: not a manifest: {error}") from error
+
+    def states(self) -> Iterator[OutputState]:
+        """Yield the states, sorted by partition, each partition's in the order of the graph.
+
+        Raises:
+            DataError: the file was changed or torn.
+        """
+        settings: Mapping[str, Any] = self.header["settings"]
+        with ExitStack() as stack:
+            try:
+                source = stack.enter_context(open_binary(self._uri, self._options))
+                if digest_of(source) != self.header["states"]["digest"]:
+                    raise ValueError("other bytes than were written")
+                source.seek(0)
+                file = pq.ParquetFile(source, pre_buffer=False)
+                for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):
+                    for row in batch.to_pylist():
+                        files = tuple(FileState(**entry) for entry in row.pop("files"))
+                        inputs = dict(row.pop("inputs"))
+                        known = settings.get(row["made_by"], {})
+                        yield OutputState(**row, inputs=inputs, files=files, settings=known)
+            except UNREADABLE as error:
+                raise DataError(f"{self._uri}: not readable: {error}") from error
+
+    def groups(self) -> Iterator[tuple[str, Group]]:
+        """Yield the states of each partition by asset, sorted by partition."""
+        return by_partition(self.states())
+
+
+def state_rows(states: Iterator[OutputState] | list[OutputState]) -> pa.Table:
+    """Return states as a table in `STATES_SCHEMA`."""
+    rows = []
+    for state in states:
+        row = {name: getattr(state, name) for name in STATES_SCHEMA.names}
+        row["inputs"] = sorted(state.inputs.items())
+        row["files"] = [asdict(file) for file in state.files]
+        rows.append(row)
+    return pa.Table.from_pylist(rows, schema=STATES_SCHEMA)
+
+
+def publish_header(root: str, name: str, header: Mapping[str, Any], options: StorageOptions | None) -> None:
+    """Publish the manifest's header, with which the tag exists."""
+    with staged(header_uri(root, name), options) as file:
+        with open(file.path, "wb") as stream:
+            stream.write(seal({"format": FORMAT, **header}, indent=1))
+        file.publish()
+
+
+def tag_names(root: str, options: StorageOptions | None = None) -> list[str]:
+    """Return the names of all tags, sorted."""
+    fs, path = filesystem(join(root, FOLDER), options)
+    fs.invalidate_cache()
+    try:
+        names = [str(file).rpartition("/")[2] for file in fs.ls(path, detail=False)]
+    except FileNotFoundError:
+        return []
+    return sorted(n.removesuffix(".json") for n in names if n.endswith(".json") and not n.startswith("."))
+
+
+def newest(root: str, options: StorageOptions | None = None) -> Manifest | None:
+    """Return the manifest of the tag that was made last; None without any that can be read."""
+    found = []
+    for name in tag_names(root, options):
+        try:
+            found.append(Manifest(root, name, options))
+        except ValueError:  # whoever asks for that very tag is told
+            continue
+    return max(found, key=lambda manifest: str(manifest.header["created"]), default=None)
+
+
+def header_uri(root: str, name: str) -> str:
+    """Return the location of a tag's header."""
+    return join(root, FOLDER, f"{name}.json")
+
+
+def states_uri(root: str, name: str) -> str:
+    """Return the location of a tag's states."""
+    return join(root, FOLDER, f"{name}.parquet")
+
+
+def identity(state: OutputState) -> bytes:
+    """Return bytes that two states share only if content, origin and files are the same."""
+    files = [(file.path, file.bytes, file.digest) for file in state.files]
+    return json.dumps([state.partition, state.asset, state.version, state.fingerprint, files]).encode()
+
 
 _STATES_AT_ONCE = 4096
 
@@ -231,8 +409,8 @@ class Tagger:
         uri = BY_ASSET[LANCE.asset].place(self._root, "")
         if not exists(join(uri, "_versions"), self._options):
             return None
-        from mm_assets.formats.lance.pinned_table import PinnedTable
-        from mm_assets.formats.lance.reader import lance_options
+        from mm_assets.formats.lance.reader_writer import lance_options
+        from mm_assets.formats.lance.table import PinnedTable
 
         table = PinnedTable(uri, lance_options(uri, self._options))
         # A tag of the table without a manifest is a tag that was being made when its process died, if there

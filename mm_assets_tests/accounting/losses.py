@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.losses import Loss
 
 BAD_JSON = Loss(
     "b",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.shard_survey import merge_files
+from mm_assets.accounting.survey import merge_files
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
+from mm_assets.formats.reader import FileSurvey, SurveyedSample
 
 
 def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | None = None) -> SurveyStore:

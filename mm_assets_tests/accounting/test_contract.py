@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.accounting.contract import Published, SchemaContract
-from mm_assets.accounting.shard_columns import RequiredType, ShardColumns, type_name
-from mm_assets.interleaved import json_codec
-from mm_assets.interleaved.json_values import FieldTally, build_column, is_json, json_field
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA, SchemaMismatch, align_table
+from mm_assets.accounting.survey import RequiredType, ShardColumns, type_name
+from mm_assets.model import json_codec
+from mm_assets.model.json_codec import FieldTally, build_column, is_json, json_field
+from mm_assets.model.schema import INTERLEAVED_SCHEMA, SchemaMismatch, align_table
 from mm_assets_tests.interleaved.arrow_values import TEXT, arrow_types, columns, json_values
 
 JSON = "json"

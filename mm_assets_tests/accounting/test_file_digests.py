@@ -11,18 +11,18 @@ from typing import Any
 import fsspec
 import pytest
 
-from mm_assets.accounting.file_digests import (
+from mm_assets.accounting.ledger import Balance, Ledger
+from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantine
+from mm_assets.accounting.record import (
     FILES,
+    ShardRecord,
     digest_files,
     file_problems,
     recorded_files,
     shards_with_problems,
 )
-from mm_assets.accounting.ledger import Balance, Ledger
-from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantine
-from mm_assets.accounting.records import ShardRecord
-from mm_assets.filters.image_scores import SCORES_SCHEMA
-from mm_assets.formats.parquet_file import UnreadableFile, publish_table
+from mm_assets.filters.scores import SCORES_SCHEMA
+from mm_assets.formats.parquet.files import UnreadableFile, publish_table
 from mm_assets_tests.accounting.losses import BAD_JSON
 
 

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.accounting.contract import SchemaContract
-from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.accounting.record import ShardRecord, ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
-from mm_assets.accounting.shard_columns import RequiredType
-from mm_assets.accounting.survey_index import SurveyIndex
-from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.accounting.survey import RequiredType
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.model.json_codec import json_field
 from mm_assets_tests.accounting.stores import store_of
 from mm_assets_tests.formats.datasets import item, table_of, write
 

@@ -24,9 +24,9 @@ from mm_assets.accounting.ledger import (
     publish_losses,
 )
 from mm_assets.formats.reports import PartitionReport
-from mm_assets.interleaved.digest import ContentDigest
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets.model.digest import ContentDigest
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.losses import Loss
 from mm_assets_tests.accounting.losses import BAD_JSON
 from mm_assets_tests.formats.datasets import item, table_of
 

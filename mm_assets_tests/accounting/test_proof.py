@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.proof_store import ProofStore, damaged_shards
-from mm_assets.accounting.sealed_json import unseal
-from mm_assets.accounting.shard_proof import ShardProof
+from mm_assets.accounting.proof import ProofStore, ShardProof, damaged_shards
+from mm_assets.storage.small_files import unseal
 
 
 def proof(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting import raw_bytes
+from mm_assets.accounting import quarantine as raw_bytes
 from mm_assets.accounting.ledger import items_table
 from mm_assets.accounting.quarantine import (
     QUARANTINE_SCHEMA,
@@ -26,9 +26,8 @@ from mm_assets.accounting.quarantine import (
 )
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.policies import apply_policy
-from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.losses import Loss, apply_policy
 from mm_assets_tests.formats.raw_tars import make_tar
 
 BAD = b'{"texts": [nope'

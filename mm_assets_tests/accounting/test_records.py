@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
+from mm_assets.accounting.record import ShardRecord, ShardRecords, stat_outputs
 
 
 @pytest.fixture(params=["local", "file url", "remote"])

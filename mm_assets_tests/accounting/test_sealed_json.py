@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets.storage.small_files import seal, unseal
 
 FIELDS = {"name": "sämple/1", "n": 2**60, "x": 0.1, "list": [1, None, {"a": True}]}
 VALUES = st.recursive(

@@ -11,18 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_assets.accounting import survey_index
+from mm_assets.accounting import survey_store as survey_index
 from mm_assets.accounting.contract import Published, SchemaContract
-from mm_assets.accounting.records import INDEXES, account_folders
+from mm_assets.accounting.record import INDEXES, account_folders
 from mm_assets.accounting.sample_ids import duplicates
-from mm_assets.accounting.shard_columns import ShardColumns
-from mm_assets.accounting.shard_survey import merge_files
-from mm_assets.accounting.survey_index import SurveyIndex
-from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.file_stamps import files_in
-from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
-from mm_assets.formats.temporary_files import temporary_name
-from mm_assets.interleaved.json_values import FieldTally
+from mm_assets.accounting.survey import ShardColumns, merge_files
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
+from mm_assets.formats.reader import FileSurvey, SurveyedSample
+from mm_assets.model.json_codec import FieldTally
+from mm_assets.storage.stamps import files_in
+from mm_assets.storage.temporary import temporary_name
 from mm_assets_tests.accounting.stores import store_of
 
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting import shard_survey
+from mm_assets.accounting import survey as shard_survey
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.shard_columns import ShardColumns
-from mm_assets.accounting.shard_survey import (
+from mm_assets.accounting.survey import (
     Excerpt,
+    ShardColumns,
     ShardSurvey,
     findings,
     layout_digest,
@@ -26,16 +26,16 @@ from mm_assets.accounting.shard_survey import (
     survey_shard,
 )
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.partitions import Partition
-from mm_assets.formats.raw_reader import RawReader
+from mm_assets.formats.raw_shards import RawReader
+from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
-from mm_assets.interleaved.faults import BAD_JSON, DUPLICATE_ID, NOT_UTF8, TRUNCATED_TAR
-from mm_assets.interleaved.json_values import FieldTally, json_field
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
-from mm_assets.interleaved.source_ref import build_source_ref, parse_source_ref
+from mm_assets.model.json_codec import FieldTally, json_field
+from mm_assets.model.locator import build_source_ref, parse_source_ref
+from mm_assets.model.losses import Loss
+from mm_assets.model.notices import BAD_JSON, DUPLICATE_ID, NOT_UTF8, TRUNCATED_TAR
+from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.formats.parquet_of_others import (
     PICTURES,
     curator,

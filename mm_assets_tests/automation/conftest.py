@@ -10,10 +10,10 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
-from mm_assets.automation import refresh
+from mm_assets.automation import sensors as refresh
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
-from mm_assets.resources.environment import resources_from_environment
+from mm_assets.graph.resources import resources_from_environment
 from mm_assets_tests.event_log.databases import OURS, open_instance
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 from mm_assets_tests.graph.samples import samples

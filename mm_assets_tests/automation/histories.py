@@ -12,10 +12,9 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
-from mm_assets.automation.due_shard_finder import DueShardFinder
-from mm_assets.automation.due_shards import DueShards
-from mm_assets.io_managers.reports import ShardReports
-from mm_assets.io_managers.sharded import with_settings
+from mm_assets.automation.due_shards import DueShardFinder, DueShards
+from mm_assets.graph.assets import with_settings
+from mm_assets.graph.planned_jobs import ShardReports
 from mm_assets_tests.io_managers import toy
 from mm_assets_tests.io_managers.conftest import Toy
 

@@ -14,7 +14,7 @@ from mm_assets.automation.backfills import (
     unfinished_partitions,
 )
 from mm_assets.definitions import build_definitions
-from mm_assets.partitions import SHARDS
+from mm_assets.graph.dagster_internals import SHARDS
 
 _ASSETS = [dg.AssetKey("curated_parquet"), dg.AssetKey("final_tars")]
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from mm_assets.automation.removed_shards import PRESENT
-from mm_assets.automation.stale_shards import UP_TO_DATE
+from mm_assets.automation.sensors import PRESENT, UP_TO_DATE
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
 

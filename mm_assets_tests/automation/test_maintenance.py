@@ -8,10 +8,10 @@ import dagster as dg
 import lance
 import pytest
 
-from mm_assets.automation import maintenance
-from mm_assets.automation.maintenance import delete_runs_before
-from mm_assets.formats.lance.maintenance import maintain
-from mm_assets.formats.temporary_files import temporary_name
+from mm_assets.automation import sensors as maintenance
+from mm_assets.automation.sensors import delete_runs_before
+from mm_assets.formats.lance.table import maintain
+from mm_assets.storage.temporary import temporary_name
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.formats.test_temporary_files import made_by
 from mm_assets_tests.graph.deployment import ASSETS, materialized

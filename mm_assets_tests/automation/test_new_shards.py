@@ -5,8 +5,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.automation.new_shards import new_shards
-from mm_assets.resources.raw_shards import RawShards
+from mm_assets.automation.sensors import new_shards
+from mm_assets.graph.raw import RawShards
 from mm_assets_tests.aws_configuration import use_no_credentials
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.automation.partition_events import EventId, latest_events, latest_versions, made_from
-from mm_assets.io_managers.events import observed_version, provenance
-from mm_assets.io_managers.shards import Shard
+from mm_assets.automation.due_shards import EventId, latest_events, latest_versions, made_from
+from mm_assets.graph.dagster_internals import observed_version, provenance
+from mm_assets.graph.messages import Shard
 from mm_assets_tests.event_log.databases import OURS, open_instance
 
 KEY, UP = dg.AssetKey(["some", "asset"]), dg.AssetKey(["up", "stream"])

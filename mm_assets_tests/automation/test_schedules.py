@@ -3,7 +3,7 @@
 import dagster as dg
 import pytest
 
-from mm_assets.automation.schedules import schedules
+from mm_assets.automation.sensors import schedules
 from mm_assets.definitions import build_definitions
 from mm_assets.settings import Settings
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mm_assets.automation import due_shard_finder
+from mm_assets.automation import due_shards as due_shard_finder
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.resources.raw_shards import RawShards
+from mm_assets.graph.raw import RawShards
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
 

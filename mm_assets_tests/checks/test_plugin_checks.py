@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from mm_assets.checks.plugin_checks import with_plugins
-from mm_assets.io_managers.check_results import ROW_CHECKS
+from mm_assets.graph.assets import with_plugins
+from mm_assets.graph.checks import ROW_CHECKS
 from mm_assets_tests.test_plugins import Module, module
 
 __all__ = ["module"]  # the fixture
 
 CHECK = """
-from mm_assets.io_managers.shards import Check, ShardCheck
+from mm_assets.graph.messages import Check, ShardCheck
 
 def fine(shard):
     return Check("fine", True)

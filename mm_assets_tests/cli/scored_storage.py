@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.file_digests import FILES, digest_files
-from mm_assets.accounting.outputs import CURATED, DERIVED_FOLDERS
-from mm_assets.accounting.records import ShardRecord, ShardRecords
-from mm_assets.filters.image_scores import score_table
-from mm_assets.filters.measures.image_measure import ImageMeasure
-from mm_assets.filters.sample_scores import score_samples
-from mm_assets.formats.parquet_file import publish_table
+from mm_assets.accounting.record import (
+    CURATED,
+    DERIVED_FOLDERS,
+    FILES,
+    ShardRecord,
+    ShardRecords,
+    digest_files,
+)
+from mm_assets.filters.measure import ImageMeasure
+from mm_assets.filters.scores import score_samples, score_table
+from mm_assets.formats.parquet.files import publish_table
 from mm_assets_tests.cli.documents import sample
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.raw_tars import make_tar

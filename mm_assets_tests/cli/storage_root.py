@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mm_assets.accounting.ledger import Ledger
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.readable import ReadableImages
-from mm_assets.formats.keys import partition_filename
+from mm_assets.filters.registry import AspectRatioFilter
+from mm_assets.formats.names import partition_filename
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import reader_for, writer_for
-from mm_assets.interleaved.steps import Step
+from mm_assets.model.samples import Step
 
 ASSETS = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table", "arrow_cache")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets.formats.registry import detect_format, reader_for
-from mm_assets.formats.storage import temporary_name
+from mm_assets.storage.files import temporary_name
 from mm_assets_tests.cli.commands import visible
 from mm_assets_tests.cli.documents import sample
 from mm_assets_tests.cli.lost_items import convert, lists

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import (
     REPOSITORY,
     STILLBORN,

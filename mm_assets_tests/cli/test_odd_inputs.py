@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.formats.format_table import format_of
+from mm_assets.formats.names import format_of
 from mm_assets_tests.cli.commands import ok, refused, run
 from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.datasets import FORMATS, read

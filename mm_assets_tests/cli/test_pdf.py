@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.formats.format_table import FORMATS, format_of
+from mm_assets.formats.names import FORMATS, format_of
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.formats.pdf.pdf_files import Page, jpeg, jpeg_picture, lines, pdf, raw_picture
 from mm_assets_tests.formats.pdf.reading import files_in, items

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mm_assets.accounting.outputs import CURATED
+from mm_assets.accounting.record import CURATED
 from mm_assets.filters.registry import chain_of
 from mm_assets.settings import Settings
 from mm_assets_tests.cli.commands import fine, ok, only_line, run
@@ -21,8 +21,8 @@ from mm_assets_tests.cli.scored_storage import SHARDS, fill_scored, record, scor
 PLUGIN = """
 import pyarrow as pa
 from dataclasses import dataclass
-from mm_assets.filters.measures.image_measure import ImageMeasure
-from mm_assets.filters.score_filter import ScoreFilter, minimum
+from mm_assets.filters.measure import ImageMeasure
+from mm_assets.filters.chain import ScoreFilter, minimum
 
 class Darkness(ImageMeasure):
     name = "darkness"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mm_assets.cli import main
-from mm_assets.demo.shards import make_shards
-from mm_assets.formats.storage import temporary_name
+from mm_assets.demo import make_shards
+from mm_assets.storage.files import temporary_name
 from mm_assets_tests.formats.datasets import FORMATS
 
 

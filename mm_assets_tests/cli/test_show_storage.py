@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger
-from mm_assets.formats.parquet_file import publish_table
+from mm_assets.formats.parquet.files import publish_table
 from mm_assets_tests.cli.commands import ok, only_line, run
 from mm_assets_tests.cli.documents import image, sample
 from mm_assets_tests.cli.hostile_storage import SVG

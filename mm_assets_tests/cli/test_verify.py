@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from mm_assets.cli import main
-from mm_assets.demo.shards import make_shards
-from mm_assets.formats.format_table import SHOWN
+from mm_assets.demo import make_shards
+from mm_assets.formats.names import SHOWN
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.model.json_codec import json_field
 from mm_assets_tests.accounting.mutations import CHANGES
 from mm_assets_tests.aws_configuration import use_no_credentials
 from mm_assets_tests.formats.any_tables import tables
@@ -314,7 +314,7 @@ def test_a_fault_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_p
     def fails(*_: Any) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr("mm_assets.cli.verify.run", fails)
+    monkeypatch.setattr("mm_assets.cli.states.run_verify", fails)
     with pytest.raises(RuntimeError, match="ours"):
         verify(tmp_path, tmp_path)
 

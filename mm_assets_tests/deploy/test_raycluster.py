@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mm_assets.ray_pool import _TASK_MEMORY
-from mm_assets.setting_parsers import ray_host_and_port
+from mm_assets.pool.ray import _TASK_MEMORY
+from mm_assets.settings import ray_host_and_port
 from mm_assets_tests.deploy import cluster
 
 

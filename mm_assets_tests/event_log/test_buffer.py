@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mm_assets.event_log import buffer as buffer_module
-from mm_assets.event_log.buffer import NotWritten, WriteBuffer
-from mm_assets.formats.error_lines import error_line
+from mm_assets.event_log import batched as buffer_module
+from mm_assets.event_log.batched import NotWritten, WriteBuffer
+from mm_assets.storage.errors import error_line
 
 
 class Store:
@@ -167,7 +167,7 @@ def test_an_error_that_is_over_reaches_nobody(timers: Timers) -> None:
 
 def test_what_is_lost_at_the_end_of_the_process_is_told() -> None:
     program = (
-        "from mm_assets.event_log.buffer import WriteBuffer\n"
+        "from mm_assets.event_log.batched import WriteBuffer\n"
         "def write(items): raise OSError('disk full')\n"
         "buffer = WriteBuffer(write, max_seconds=1000)\n"
         "sound = WriteBuffer(print, max_seconds=1000)\n"
@@ -215,7 +215,7 @@ def test_a_reader_waits_for_a_thread_that_is_writing() -> None:
 
 def test_what_waits_is_written_at_the_end_of_the_process() -> None:
     program = (
-        "from mm_assets.event_log.buffer import WriteBuffer\n"
+        "from mm_assets.event_log.batched import WriteBuffer\n"
         "buffer = WriteBuffer(print, max_seconds=1000)\n"
         "buffer.add(1)\n"
         "buffer.add(2)\n"

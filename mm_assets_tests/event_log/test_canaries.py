@@ -28,8 +28,7 @@ from dagster._core.storage.event_log.schema import SqlEventLogStorageMetadata
 from dagster._serdes import deserialize_value, serialize_value
 
 from mm_assets.event_log import rows
-from mm_assets.event_log.packing import without_origin
-from mm_assets.event_log.rows import EventRow
+from mm_assets.event_log.rows import EventRow, without_origin
 from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
 
 KEY = dg.AssetKey(["a", "b"])

@@ -19,8 +19,7 @@ import dagster as dg
 import pytest
 from dagster._core.storage.sqlite import LAST_KNOWN_STAMPED_SQLITE_ALEMBIC_REVISION
 
-from mm_assets.headless.home import CONFIGURATION
-from mm_assets.headless.instance import open_instance
+from mm_assets.headless.run import CONFIGURATION, open_instance
 
 DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
 # As `dagster.yaml` was before it named classes of ours for runs and schedules; and without one.

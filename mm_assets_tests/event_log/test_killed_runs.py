@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.event_log.databases import STOCK, open_instance
 from mm_assets_tests.event_log.view import ASSETS, view
 from mm_assets_tests.graph.deployment import Deployment

@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.event_log.buffer import MAX_SECONDS
+from mm_assets.event_log.batched import MAX_SECONDS
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.writer import CHECK, KEY, events_of_shard
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import run_view, view
 from mm_assets_tests.graph.deployment import Deployment

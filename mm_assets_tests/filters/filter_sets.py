@@ -10,12 +10,15 @@ from typing import Any
 from hypothesis import strategies as st
 from PIL import Image
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.filters.conditions import ImageCondition, SampleCondition
+from mm_assets.filters.condition import ImageCondition, SampleCondition
 from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG
-from mm_assets.filters.image_bounds import ByteSizeFilter
-from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.sample_bounds import ImageCountFilter, WordCountFilter
+from mm_assets.filters.registry import (
+    AspectRatioFilter,
+    ByteSizeFilter,
+    ImageCountFilter,
+    ImageSizeFilter,
+    WordCountFilter,
+)
 from mm_assets_tests.formats.datasets import item
 
 

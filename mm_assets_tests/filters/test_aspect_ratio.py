@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.filters.filter_chain import FilterChain
-from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores, score_image, score_table
+from mm_assets.filters.chain import FilterChain
+from mm_assets.filters.registry import AspectRatioFilter
+from mm_assets.filters.scores import SCORES_SCHEMA, ImageScores, score_image, score_table
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.policies import with_errors
+from mm_assets.model.losses import with_errors
 from mm_assets_tests.formats.datasets import batch_of, item
 
 

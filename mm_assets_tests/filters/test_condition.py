@@ -10,11 +10,12 @@ import pytest
 
 from mm_assets.filters.condition import (
     ConditionError,
+    ImageCondition,
+    SampleCondition,
     columns_of,
     evaluate,
     refuse_other_than_condition,
 )
-from mm_assets.filters.conditions import ImageCondition, SampleCondition
 
 KNOWN = ("width", "height", "format", "aspect_ratio")
 SCORES = pa.table(

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.dimensions import COLUMNS, DimensionTally, Mismatch
-from mm_assets.filters.image_scores import ImageScores, score_table
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.filters.readable import COLUMNS, DimensionTally, Mismatch
+from mm_assets.filters.scores import ImageScores, score_table
+from mm_assets.model.json_codec import json_field
 from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.formats.images.variants import encoded, turned
 

@@ -15,24 +15,25 @@ import pytest
 from hypothesis import given
 from PIL import Image
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.filters.conditions import ImageCondition, SampleCondition
+from mm_assets.filters.chain import FilterChain, SampleFilter
+from mm_assets.filters.condition import ImageCondition, SampleCondition
 from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter
-from mm_assets.filters.filter_chain import FilterChain
-from mm_assets.filters.image_bounds import EntropyFilter
-from mm_assets.filters.image_scores import ImageScores, score_table
-from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.measure_selection import known_measures
-from mm_assets.filters.measures.image_content import ImageContent
-from mm_assets.filters.measures.image_measure import ImageMeasure
-from mm_assets.filters.registry import chain_of
-from mm_assets.filters.sample_bounds import ImageCountFilter, ImagesPerWordFilter, WordCountFilter
-from mm_assets.filters.sample_filter import SampleFilter
-from mm_assets.filters.sample_scores import SampleScores, score_samples
-from mm_assets.formats.parquet_file import publish_table
+from mm_assets.filters.measure import ImageContent, ImageMeasure
+from mm_assets.filters.measures import known_measures
+from mm_assets.filters.registry import (
+    AspectRatioFilter,
+    EntropyFilter,
+    ImageCountFilter,
+    ImageSizeFilter,
+    ImagesPerWordFilter,
+    WordCountFilter,
+    chain_of,
+)
+from mm_assets.filters.scores import ImageScores, SampleScores, score_samples, score_table
+from mm_assets.formats.parquet.files import publish_table
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.digest import ContentDigest
-from mm_assets.interleaved.steps import StepResult
+from mm_assets.model.digest import ContentDigest
+from mm_assets.model.samples import StepResult
 from mm_assets_tests.filters.filter_sets import FILTERS, SAMPLES, png, sample
 from mm_assets_tests.formats.datasets import batch_of, item
 
@@ -267,7 +268,7 @@ def test_large_images_have_no_scores_of_pixels() -> None:
 
 
 def test_images_that_take_too_much_memory_have_no_scores_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_assets.filters.measures.image_content.MOST_MEMORY", 4 * 30 * 30)
+    monkeypatch.setattr("mm_assets.filters.measure.MOST_MEMORY", 4 * 30 * 30)
     (row,) = score_table(batch_of(sample("a", png(30, 30))).data, known_measures().images[:4]).to_pylist()
     assert (row["width"], row["sharpness"], row["decode_error"], row["error"]) == (30, None, None, None)
     refused = applied((EntropyFilter(least=0.1),), sample("a", png(30, 30)))

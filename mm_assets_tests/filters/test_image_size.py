@@ -2,8 +2,7 @@
 
 import pytest
 
-from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.registry import FILTERS, filters_of
+from mm_assets.filters.registry import FILTERS, ImageSizeFilter, filters_of
 from mm_assets.settings import Settings
 from mm_assets_tests.filters.test_aspect_ratio import batch, image, kept
 

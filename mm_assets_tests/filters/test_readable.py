@@ -9,8 +9,8 @@ import pytest
 
 from mm_assets.filters import readable
 from mm_assets.filters.readable import CHECKED, DECODED, UNDECODABLE, ReadableImages
-from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE, fault_of
-from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
+from mm_assets.model.notices import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE, fault_of
+from mm_assets.model.samples import ROWS_CHANGED, StepResult
 from mm_assets_tests.formats.datasets import batch_of, item
 from mm_assets_tests.formats.images.pictures import KINDS, picture
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff

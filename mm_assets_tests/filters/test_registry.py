@@ -9,16 +9,22 @@ from typing import Any
 
 import pytest
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.filters.chain import SampleFilter
 from mm_assets.filters.filter import ACTIONS, Filter
-from mm_assets.filters.image_bounds import QrAreaFilter, SharpnessFilter
-from mm_assets.filters.image_score import ImageScore
-from mm_assets.filters.language import LanguageFilter
-from mm_assets.filters.measure_selection import known_measures, selected_measures
-from mm_assets.filters.presets import PRESETS
-from mm_assets.filters.registry import FILTERS, chain_of, filters_of, measures_for, settings_of
-from mm_assets.filters.sample_filter import SampleFilter
-from mm_assets.filters.sample_scores import SampleScore
+from mm_assets.filters.measures import known_measures, selected_measures
+from mm_assets.filters.registry import (
+    FILTERS,
+    PRESETS,
+    AspectRatioFilter,
+    LanguageFilter,
+    QrAreaFilter,
+    SharpnessFilter,
+    chain_of,
+    filters_of,
+    measures_for,
+    settings_of,
+)
+from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.settings import Settings, variable
 
 PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()

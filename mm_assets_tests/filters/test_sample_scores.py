@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from mm_assets.filters.measured_columns import column_of, digest_of_scores
-from mm_assets.filters.sample_measures.registry import MEASURES
-from mm_assets.filters.sample_measures.sample_measure import SampleContent, SampleMeasure
-from mm_assets.filters.sample_scores import (
+from mm_assets.filters.measure import SampleContent, SampleMeasure, column_of, digest_of_scores
+from mm_assets.filters.measures import SAMPLE_MEASURES
+from mm_assets.filters.scores import (
     SAMPLE_SCORES_SCHEMA,
     SampleScore,
     SampleScores,
@@ -22,8 +21,8 @@ from mm_assets.filters.sample_scores import (
     score_samples,
     text_digest,
 )
-from mm_assets.formats.parquet_file import UnreadableFile, publish_table, read_small_table
-from mm_assets.interleaved.errors import DataError
+from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
+from mm_assets.model.notices import DataError
 from mm_assets_tests.formats.datasets import item, table_of
 
 
@@ -91,9 +90,9 @@ def test_one_row_a_sample_in_order_of_appearance() -> None:
 
 
 def test_no_rows() -> None:
-    table = score_samples(table_of([]), MEASURES)
+    table = score_samples(table_of([]), SAMPLE_MEASURES)
     assert table.num_rows == 0
-    assert table.schema.equals(sample_scores_schema(MEASURES), check_metadata=True)
+    assert table.schema.equals(sample_scores_schema(SAMPLE_MEASURES), check_metadata=True)
 
 
 def test_errors_and_nulls_do_not_count() -> None:
@@ -163,7 +162,7 @@ def test_a_column_says_which_measure_filled_it() -> None:
     table = scores(sample("s", "abc"), measures=[Newer(2)])
     field = table.schema.field("characters")
     assert field.metadata == {b"mm_assets:measure": b'{"factor": 2, "version": "2"}'}
-    assert sample_scores_schema(MEASURES).field("repetition").metadata == {
+    assert sample_scores_schema(SAMPLE_MEASURES).field("repetition").metadata == {
         b"mm_assets:measure": b'{"version": "1"}'
     }
     assert table.column("characters").to_pylist() == [6]
@@ -182,8 +181,8 @@ def test_what_is_known_is_taken_over(tmp_path: Path) -> None:
         None,
         3,
     ]
-    with_more = scores(*both, measures=[Unwanted(), *MEASURES], known=stored)
-    assert with_more.equals(scores(*both, measures=[Characters(), *MEASURES]), check_metadata=True)
+    with_more = scores(*both, measures=[Unwanted(), *SAMPLE_MEASURES], known=stored)
+    assert with_more.equals(scores(*both, measures=[Characters(), *SAMPLE_MEASURES]), check_metadata=True)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +255,7 @@ def test_text_that_is_not_utf_8() -> None:
 def test_stored_scores(tmp_path: Path) -> None:
     uri = str(tmp_path / "scores.parquet")
     table = scores(
-        sample("a", "one two", images=1), sample("b", images=3), measures=[Characters(), *MEASURES]
+        sample("a", "one two", images=1), sample("b", images=3), measures=[Characters(), *SAMPLE_MEASURES]
     )
     publish_table(uri, table)
     book = SampleScores.read(uri, digest_of_scores(table))

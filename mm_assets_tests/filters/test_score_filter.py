@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import pytest
 
 from mm_assets.cli import main
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.filters.image_scores import ImageScore
-from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.registry import FILTERS, filters_of, settings_of
-from mm_assets.filters.score_filter import ScoreFilter, maximum, minimum, setting
-from mm_assets.io_managers.shards import Plan, ShardSet
+from mm_assets.filters.chain import ScoreFilter, maximum, minimum, setting
+from mm_assets.filters.registry import FILTERS, AspectRatioFilter, ImageSizeFilter, filters_of, settings_of
+from mm_assets.filters.scores import ImageScore
+from mm_assets.graph.messages import Plan, ShardSet
 from mm_assets.settings import describe, variable
 from mm_assets_tests.filters.test_aspect_ratio import batch, image
 

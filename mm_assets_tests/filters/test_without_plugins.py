@@ -6,14 +6,12 @@ import pickle
 
 import pytest
 
-from mm_assets.filters.conditions import ImageCondition
-from mm_assets.filters.decisions import ImageRefusals, RowKeys
-from mm_assets.filters.filter_chain import FilterChain
-from mm_assets.filters.image_score import ImageScore
+from mm_assets.filters.chain import FilterChain, ImageRefusals, RowKeys
+from mm_assets.filters.condition import ImageCondition
 from mm_assets.filters.registry import chain_of
-from mm_assets.filters.sample_scores import SampleScores
+from mm_assets.filters.scores import ImageScore, SampleScores
 from mm_assets.plugins import VARIABLE, PluginError, load_plugins
-from mm_assets.preview.filter_observer import FilterObserver
+from mm_assets.view.preview_scores import FilterObserver
 from mm_assets_tests.graph import counting_measures
 from mm_assets_tests.graph.counting_measures import BrightnessFilter
 

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from mm_assets.formats.absent_content import absent_content
-from mm_assets.interleaved import json_codec
-from mm_assets.interleaved.nested_types import plain_type
-from mm_assets.interleaved.policies import with_errors
+from mm_assets.formats.writer import absent_content
+from mm_assets.model import json_codec
+from mm_assets.model.losses import with_errors
+from mm_assets.model.nested_types import plain_type
 from mm_assets_tests.formats.datasets import batch_of, item
 from mm_assets_tests.interleaved.arrow_values import TEXT, arrow_types, columns, json_columns
 

@@ -13,7 +13,7 @@ from mm_assets.formats.raw_shards import RawLocations, relative_root
 from mm_assets.formats.registry import FORMATS, reader_for, writer_for
 from mm_assets.formats.reports import WriteReport
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch
-from mm_assets.interleaved.steps import BatchStream
+from mm_assets.model.samples import BatchStream
 
 __all__ = ["FORMATS", "as_table", "batch_of", "item", "raw_streams", "read", "table_of", "write"]
 

@@ -20,8 +20,8 @@ from mm_assets.accounting.canonical import derive
 from mm_assets.cli import main
 from mm_assets.formats.registry import writer_for
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.nested_types import nulls
-from mm_assets.interleaved.schema import align_table, canonical_schema
+from mm_assets.model.nested_types import nulls
+from mm_assets.model.schema import align_table, canonical_schema
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 

@@ -11,9 +11,9 @@ import pytest
 from braceexpand import braceexpand
 
 from mm_assets.formats import MultiModalWebDataset, PairedShardList
-from mm_assets.formats.brace_lists import MAX_NAMES, expand_braces
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.formats.registry import reader_for
+from mm_assets.storage.stores import MAX_NAMES, expand_braces
 from mm_assets_tests.formats.raw_tars import make_tar
 
 ENDLESS = "s-{0..999999999999}.tar"

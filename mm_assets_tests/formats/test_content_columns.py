@@ -7,13 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats.content_columns import (
-    content_columns,
-    string_leaves,
-    untaken,
-    untaken_lines,
-)
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.formats.reports import content_columns, string_leaves, untaken, untaken_lines
+from mm_assets.model.json_codec import json_field
 
 S, BLOB = pa.string(), pa.binary()
 IMAGE = pa.struct([("bytes", BLOB), ("path", S)])

@@ -16,11 +16,10 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_assets.formats.tar.scan import TarDamage
-from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.formats.tar.index import TarDamage
+from mm_assets.formats.webdataset.layout import SampleError
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
-from mm_assets.interleaved.errors import ShardError
-from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
+from mm_assets.model.notices import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8, ShardError
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
@@ -125,7 +124,7 @@ def test_a_packed_tar_cut_anywhere_is_refused(tmp_path: Path, cut: int) -> None:
 
 
 def test_unreadable_image_keeps_its_bytes_and_a_filter_names_it(tmp_path: Path) -> None:
-    from mm_assets.filters.aspect_ratio import AspectRatioFilter
+    from mm_assets.filters.registry import AspectRatioFilter
 
     shard = make_tar(
         tmp_path / "x.tar", [("a.json", {"images": ["a.png"]}), ("a.png", b"\x89PNG\r\n\x1a\nnonsense")]
@@ -410,7 +409,7 @@ def test_pickle_in_a_schema_is_never_loaded(tmp_path: Path, monkeypatch: pytest.
 def test_a_decompression_bomb_is_measured_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mm_assets.filters.image_scores import score_table
+    from mm_assets.filters.scores import score_table
 
     out = io.BytesIO()
     Image.new("1", (30_000, 20_000)).save(out, "PNG")

@@ -15,11 +15,11 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from mm_assets.demo.shards import make_shards
-from mm_assets.formats import downloads
-from mm_assets.formats.downloads import Download, KeptCopies, keep_copies
-from mm_assets.formats.raw_reader import RawReader
-from mm_assets.formats.temporary_folder import TemporaryFolder
+from mm_assets.demo import make_shards
+from mm_assets.formats.raw_shards import RawReader
+from mm_assets.storage import downloads
+from mm_assets.storage.downloads import Download, KeptCopies, keep_copies
+from mm_assets.storage.temporary import TemporaryFolder
 
 
 class _File(AbstractBufferedFile):
@@ -164,7 +164,7 @@ def test_folder_of_a_killed_process_is_removed_by_the_next(
 ) -> None:
     program = (
         "import os, signal, tempfile\n"
-        "from mm_assets.formats.temporary_folder import TemporaryFolder\n"
+        "from mm_assets.storage.temporary import TemporaryFolder\n"
         "folder = TemporaryFolder()\n"
         "open(folder.path + '/left', 'w').write('x')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -22,9 +22,7 @@ from botocore.exceptions import (
 )
 from s3fs.errors import translate_boto_error
 
-from mm_assets.formats.error_lines import cause_line, error_line, readable_store_errors
-from mm_assets.formats.error_places import located
-from mm_assets.formats.store_errors import StoreError
+from mm_assets.storage.errors import StoreError, cause_line, error_line, located, readable_store_errors
 
 URL = "s3://bucket/a.tar"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mm_assets.formats.existing_partitions import ExistingPartitions, PartitionsExist
 from mm_assets.formats.registry import reader_for, writer_for
+from mm_assets.formats.writer import ExistingPartitions, PartitionsExist
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 
 ROWS = [item("s0"), item("s0", 0, text_content="first"), item("s1"), item("s1", 0, text_content="second")]
@@ -108,7 +108,7 @@ def test_what_is_killed_before_it_lands_changes_no_source(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("mm_assets.formats.storage.StagedFile.publish", killed)
+        patch.setattr("mm_assets.storage.files.StagedFile.publish", killed)
         with pytest.raises(KeyboardInterrupt):
             write("parquet", tmp_path / "out", other, mode="overwrite")
     write("parquet", tmp_path / "out", other, mode="ignore")

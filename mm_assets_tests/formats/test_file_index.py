@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.formats import file_index
-from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
+from mm_assets.storage import small_files as file_index
+from mm_assets.storage.small_files import FileFacts, FileIndex, hashes_of
 
 
 def facts(text: str, *ids: str) -> FileFacts:

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.cli import main
-from mm_assets.formats import grouping
-from mm_assets.formats.grouping import SampleSpans, grouped
+from mm_assets.formats import batching as grouping
+from mm_assets.formats.batching import SampleSpans, grouped
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import InterleavedBatch, InterleavedParquetReader
-from mm_assets.interleaved.errors import ShardError
-from mm_assets.interleaved.samples import group_samples
+from mm_assets.model.notices import ShardError
+from mm_assets.model.samples import group_samples
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, as_table, item, read, table_of, write
 from mm_assets_tests.formats.images.pictures import picture

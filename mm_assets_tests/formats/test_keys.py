@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.formats.keys import partition_filename, sample_key
+from mm_assets.formats.names import partition_filename, sample_key
 
 ENERGON = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.formats.listing import expand, expand_paths
-from mm_assets.formats.paired.raw.address import PairedAddress
+from mm_assets.formats.names import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
+from mm_assets.formats.paired.merge import PairedAddress
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.formats.registry import detect_format, reader_for, writer_for
-from mm_assets.formats.storage import NoRegularFile, open_binary
-from mm_assets.formats.tar.suffixes import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
+from mm_assets.storage.files import NoRegularFile, open_binary
+from mm_assets.storage.listing import expand, expand_paths
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, write
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.shelf import ShelfFileSystem

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from fsspec.registry import _registry
 
-from mm_assets.formats import fetching
+from mm_assets.formats import materialize as fetching
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, build_source_ref, materialize
 from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.formats.images.pictures import picture

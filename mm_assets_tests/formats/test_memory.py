@@ -18,7 +18,7 @@ LANCE_LIMIT = 220 << 20  # it writes in threads of its own, several batches ahea
 _CODE = """
 import sys, ctypes
 from mm_assets.formats.registry import reader_for, writer_for
-import pyarrow.parquet, mm_assets.formats.webdataset.encode
+import pyarrow.parquet, mm_assets.formats.webdataset.native
 def peak(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) << 10
 source, kind, target, to = sys.argv[1:]
 if to == 'lance' or kind == 'lance': import lance

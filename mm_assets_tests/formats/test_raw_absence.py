@@ -6,8 +6,7 @@ from pathlib import Path
 
 import fsspec
 
-from mm_assets.formats.raw_absence import RawAbsence
-from mm_assets.formats.raw_shards import RawLocations
+from mm_assets.formats.raw_shards import RawAbsence, RawLocations
 
 
 def test_shards_of_one_root_do_not_vouch_for_another(tmp_path: Path) -> None:

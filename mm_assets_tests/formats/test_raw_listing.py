@@ -13,8 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from mm_assets.formats.partitions import group_name, member_name
 from mm_assets.formats.raw_shards import AmbiguousPartition, Listing, RawLocations, files_of
-from mm_assets.formats.shard_groups import group_name, member_name
 from mm_assets_tests.formats.shelf import TwoSchemesFileSystem
 
 TIME = 1_600_000_000_000_000_000

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from mm_assets.formats.read_ahead import ReadAhead
+from mm_assets.storage.files import ReadAhead
 
 PART = 64 << 10
 DATA = random.Random(1).randbytes(20 * PART + 17)
@@ -87,7 +87,7 @@ def _reads_the_rest(file: ReadAhead) -> None:
 
 
 def test_single_ranges_are_requested_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_assets.formats.read_ahead._LEAST_BYTES", 1000)
+    monkeypatch.setattr("mm_assets.storage.files._LEAST_BYTES", 1000)
     store = Store()
     file = opened(store)
     assert file._fetch(5 * PART, 5 * PART + 2000) == DATA[5 * PART : 5 * PART + 2000]
@@ -106,7 +106,7 @@ def test_a_long_range_is_requested_in_parts() -> None:
 
 
 def test_small_ranges_nearby_share_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_assets.formats.read_ahead._LEAST_BYTES", 1000)
+    monkeypatch.setattr("mm_assets.storage.files._LEAST_BYTES", 1000)
     store = Store()
     file = opened(store)
     for at in (3 * PART, 3 * PART + 500, 3 * PART + 100, 3 * PART + 900):

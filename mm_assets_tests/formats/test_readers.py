@@ -12,7 +12,7 @@ import pytest
 
 from mm_assets.formats import InterleavedArrowDataset, MultiModalWebDataset
 from mm_assets.formats.batching import row_bytes
-from mm_assets.formats.paired.report import GroupReport, Names
+from mm_assets.formats.paired.dataset import GroupReport, Names
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import (
     INTERLEAVED_SCHEMA,
@@ -20,8 +20,8 @@ from mm_assets.interleaved import (
     InterleavedParquetReader,
     InterleavedWebdatasetReader,
 )
-from mm_assets.interleaved.errors import ShardError
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.model.json_codec import json_field
+from mm_assets.model.notices import ShardError
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import as_table, batch_of, item, read, table_of, write
 from mm_assets_tests.formats.images.pictures import picture

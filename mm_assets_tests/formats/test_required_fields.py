@@ -11,7 +11,7 @@ import pytest
 
 from mm_assets.formats.registry import FORMATS
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.nested_types import filled_column, plain_type
+from mm_assets.model.nested_types import filled_column, plain_type
 from mm_assets_tests.cli.commands import ok
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 

@@ -13,13 +13,13 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from mm_assets.accounting.shard_survey import Excerpt, findings, survey_shard
+from mm_assets.accounting.survey import Excerpt, findings, survey_shard
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import MultiModalWebDataset
-from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.reports import left_out_lines, left_out_of
 from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.storage.listing import expand_paths
 from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.formats.datasets import raw_streams
 from mm_assets_tests.formats.paired.raw.modalities import images_of, texts_of

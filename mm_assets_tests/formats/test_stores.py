@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.formats.storage import filesystem
-from mm_assets.formats.stores import (
+from mm_assets.pool.workers import WorkerPool
+from mm_assets.storage.files import filesystem
+from mm_assets.storage.stores import (
     canonical_url,
     clean_url,
     fsspec_arguments,
@@ -19,7 +20,6 @@ from mm_assets.formats.stores import (
     use_stores,
     without_secrets,
 )
-from mm_assets.workers import WorkerPool
 
 KEYS = {"aws_access_key_id": "id", "aws_secret_access_key": "secret"}
 

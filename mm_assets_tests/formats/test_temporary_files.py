@@ -18,10 +18,10 @@ import pytest
 
 from mm_assets.cli import main
 from mm_assets.formats.lance.fragments import write_fragments
-from mm_assets.formats.lance.partitions import FOLDER
+from mm_assets.formats.lance.records import FOLDER
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.formats.storage import StagedFile, sweep, temporary_name
-from mm_assets.formats.temporary_files import ABANDONED_SECONDS, building_folder, create_locked
+from mm_assets.storage.files import StagedFile, sweep, temporary_name
+from mm_assets.storage.temporary import ABANDONED_SECONDS, building_folder, create_locked
 from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.arrow_cache.caches import build, content, require_tidy
 from mm_assets_tests.formats.datasets import batch_of, item, write
@@ -29,7 +29,7 @@ from mm_assets_tests.formats.raw_tars import make_tar
 
 _HOLD = """
 import sys, time
-from mm_assets.formats.storage import StagedFile
+from mm_assets.storage.files import StagedFile
 file = StagedFile(sys.argv[1] + "/a.parquet")
 print(file.path, flush=True)
 time.sleep(600)

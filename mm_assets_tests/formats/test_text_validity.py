@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.formats.arrow_cache.interleaved_writer import ArrowCacheSink
+from mm_assets.formats.arrow_cache.interleaved import ArrowCacheSink
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch
-from mm_assets.interleaved.errors import ShardError
-from mm_assets.interleaved.faults import NOT_UTF8
-from mm_assets.interleaved.text_validity import broken_rows
+from mm_assets.model.nested_types import broken_rows
+from mm_assets.model.notices import NOT_UTF8, ShardError
 from mm_assets_tests.cli.commands import refused
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 

@@ -13,7 +13,6 @@ import pytest
 
 from mm_assets.formats import InterleavedArrowDataset
 from mm_assets.formats.registry import writer_for
-from mm_assets.formats.storage import sweep
 from mm_assets.interleaved import (
     INTERLEAVED_SCHEMA,
     InterleavedBatch,
@@ -21,9 +20,10 @@ from mm_assets.interleaved import (
     InterleavedParquetWriter,
     InterleavedWebdatasetWriter,
 )
-from mm_assets.interleaved.json_values import json_field
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.steps import BatchStream
+from mm_assets.model.json_codec import json_field
+from mm_assets.model.losses import Loss
+from mm_assets.model.samples import BatchStream
+from mm_assets.storage.files import sweep
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.images.pictures import picture

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mm_assets.filters.filter_settings import maximum, minimum
-from mm_assets.filters.image_score import ImageScore
-from mm_assets.filters.measures.image_content import ImageContent
-from mm_assets.filters.measures.image_measure import ImageMeasure
-from mm_assets.filters.sample_filter import SampleFilter
-from mm_assets.filters.sample_measures.sample_measure import SampleContent, SampleMeasure
-from mm_assets.filters.sample_scores import SampleScore
-from mm_assets.filters.score_filter import ScoreFilter
+from mm_assets.filters.chain import SampleFilter, ScoreFilter
+from mm_assets.filters.filter import maximum, minimum
+from mm_assets.filters.measure import ImageContent, ImageMeasure, SampleContent, SampleMeasure
+from mm_assets.filters.scores import ImageScore, SampleScore
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any
 import dagster as dg
 from dagster._core.loader import LoadingContext
 
-from mm_assets.accounting.sealed_json import unseal
 from mm_assets.definitions import SHARDED_ASSETS, build_definitions
-from mm_assets.partitions import SHARDS
-from mm_assets.resources.environment import resources_from_environment
+from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.graph.resources import resources_from_environment
+from mm_assets.storage.small_files import unseal
 from mm_assets_tests.formats.raw_tars import make_tar
 
 

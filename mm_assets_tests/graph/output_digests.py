@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from mm_assets.formats.temporary_files import is_temporary
+from mm_assets.storage.temporary import is_temporary
 
 # Records and proofs note when a file was written; Lance names its files at random (its rows:
 # cli/test_identical_outputs.py).

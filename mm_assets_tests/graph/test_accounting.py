@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.outputs import BY_ASSET
+from mm_assets.accounting.record import BY_ASSET
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
 from mm_assets_tests.graph.published import ALL_IMAGES, assert_ledger_balances, ids_in_outputs, table
@@ -213,7 +213,7 @@ def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(
     write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
     deployment = deploy(**ALL_IMAGES)
     assert deployment.run().success
-    name_it = "from mm_assets.formats.storage import temporary_name as name; print(name('a.parquet'))"
+    name_it = "from mm_assets.storage.files import temporary_name as name; print(name('a.parquet'))"
     left = subprocess.run(
         [sys.executable, "-c", name_it], check=True, capture_output=True, text=True
     ).stdout.strip()

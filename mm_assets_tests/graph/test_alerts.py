@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mm_assets.automation.alerts.state import State
-from mm_assets.automation.alerts.tick import tick
+from mm_assets.automation.alerts.tick import State, tick
 from mm_assets.definitions import build_definitions
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets.settings import Settings
 from mm_assets_tests.automation.alerts.receivers import webhook
 from mm_assets_tests.graph.deployment import Deployment

@@ -171,7 +171,7 @@ def test_a_byte_behind_the_rows_is_found(tmp_path: Path, copied: Deployment) -> 
 def test_what_a_killed_builder_left_is_removed(tmp_path: Path, copied: Deployment) -> None:
     """Beside the caches and in them, also when there is nothing else to do."""
     caches = tmp_path / "storage" / "arrow_cache"
-    name_it = "from mm_assets.formats.storage import temporary_name as name; print(name('a'))"
+    name_it = "from mm_assets.storage.files import temporary_name as name; print(name('a'))"
     marker = subprocess.run(
         [sys.executable, "-c", name_it], check=True, capture_output=True, text=True
     ).stdout.strip()

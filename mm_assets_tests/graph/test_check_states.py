@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.formats.hostile.pictures import photograph
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, write_tar
 

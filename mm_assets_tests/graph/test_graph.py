@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
 
-from mm_assets.demo.shards import make_shards
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.formats.arrow_cache.interleaved_reader import InterleavedArrowCacheReader
+from mm_assets.demo import make_shards
+from mm_assets.filters.registry import AspectRatioFilter
+from mm_assets.formats.arrow_cache.interleaved import InterleavedArrowCacheReader
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.interleaved import (
     InterleavedBatch,

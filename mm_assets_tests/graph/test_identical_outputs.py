@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.output_digests import FOLDERS, digests
 

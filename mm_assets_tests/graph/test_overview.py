@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.automation import overview as module
-from mm_assets.automation.overview import overview_event, overview_sensor
-from mm_assets.demo.shards import make_shards
-from mm_assets.overview.markdown import INLINE
-from mm_assets.overview.measures import Measures, measure
-from mm_assets.partitions import SHARDS
-from mm_assets.resources.maintained_storage import MaintainedStorage
+from mm_assets.automation import sensors as module
+from mm_assets.automation.sensors import overview_event, overview_sensor
+from mm_assets.demo import make_shards
+from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.graph.resources import MaintainedStorage
+from mm_assets.view.html import INLINE
+from mm_assets.view.overview import Measures, measure
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.quick_instance import quick_instance
 

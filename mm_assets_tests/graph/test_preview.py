@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets.formats.raw_shards import RawLocations
-from mm_assets.overview.markdown import INLINE
-from mm_assets.preview.stored_scores import StoredScores
-from mm_assets.preview.study import study
-from mm_assets.preview.what_if import Count
 from mm_assets.settings import Settings
+from mm_assets.view.html import INLINE
+from mm_assets.view.preview_scores import StoredScores
+from mm_assets.view.preview_study import Count, study
 from mm_assets_tests.cli.documents import image, sample
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.commands import run

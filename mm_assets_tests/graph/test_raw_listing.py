@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import (
     ASSETS,
     Deployment,

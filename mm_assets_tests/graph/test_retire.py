@@ -19,12 +19,12 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
 
-from mm_assets.accounting.outputs import OUTPUTS
-from mm_assets.accounting.sealed_json import unseal
+from mm_assets.accounting.record import OUTPUTS
 from mm_assets.automation.backfills import launch_backfill
 from mm_assets.definitions import build_definitions
-from mm_assets.formats.lance.maintenance import maintain
-from mm_assets.partitions import SHARDS
+from mm_assets.formats.lance.table import maintain
+from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.storage.small_files import unseal
 from mm_assets_tests.cli import commands
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.commands import ok, run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets.storage.small_files import seal, unseal
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
 from mm_assets_tests.graph.samples import PNG, samples
 from mm_assets_tests.quick_instance import quick_instance

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.automation.overview import overview_event
+from mm_assets.automation.sensors import overview_event
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 

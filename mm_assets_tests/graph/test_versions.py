@@ -20,12 +20,11 @@ import xxhash
 from PIL import Image
 
 from mm_assets import InterleavedLanceReader
-from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets.pool.workers import WorkerPool
+from mm_assets.storage.small_files import seal, unseal
 from mm_assets.versions import tagging
-from mm_assets.versions.manifest import Manifest, tag_names
-from mm_assets.versions.output_state import OutputState
-from mm_assets.versions.tagging import Tagger
-from mm_assets.workers import WorkerPool
+from mm_assets.versions.state import OutputState
+from mm_assets.versions.tagging import Manifest, Tagger, tag_names
 from mm_assets_tests.cli import commands
 from mm_assets_tests.graph.commands import ok, run
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, materialized, write_tar
@@ -317,15 +316,15 @@ def test_a_tag_of_the_table_from_someone_else_is_left_alone(one: Deployment) -> 
 _KILLED = """
 import os, signal, sys
 import mm_assets.versions.tagging as tagging
-from mm_assets.formats.storage import StagedFile
-from mm_assets.workers import WorkerPool
+from mm_assets.storage.files import StagedFile
+from mm_assets.pool.workers import WorkerPool
 at = sys.argv[2]
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if at == "before the states":
     tagging.state_rows = kill
 elif at == "before the table's tag":
-    from mm_assets.formats.lance.pinned_table import PinnedTable
+    from mm_assets.formats.lance.table import PinnedTable
     PinnedTable.tag = kill
 elif at == "before the header":
     tagging.publish_header = kill

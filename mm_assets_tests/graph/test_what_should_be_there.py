@@ -13,8 +13,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.accounting.outputs import OUTPUTS
-from mm_assets.io_managers import proof_job
+from mm_assets.accounting.record import OUTPUTS
+from mm_assets.graph import shard_work as proof_job
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
 from mm_assets_tests.quick_instance import quick_instance
 

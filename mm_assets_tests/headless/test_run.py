@@ -11,8 +11,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.demo.shards import make_shards
-from mm_assets.demo.thresholds import demo_thresholds
+from mm_assets.demo import demo_thresholds, make_shards
 from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run_process
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -241,7 +240,7 @@ def test_the_thresholds_of_the_demo_give_way_to_settings(name: str, monkeypatch:
 HANGS = """
 import time
 from dataclasses import dataclass
-from mm_assets.filters.score_filter import ScoreFilter, minimum
+from mm_assets.filters.chain import ScoreFilter, minimum
 
 @dataclass(frozen=True)
 class Hanging(ScoreFilter):

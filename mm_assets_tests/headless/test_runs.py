@@ -13,8 +13,8 @@ from functools import partial
 import dagster as dg
 import pytest
 
+from mm_assets.graph.dagster_internals import chunks
 from mm_assets.headless import request
-from mm_assets.partitions import chunks
 from mm_assets_tests.cli.commands import REPOSITORY, STILLBORN, environment, fine, only_line
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from mm_assets.interleaved.json_values import JSON_ENCODING
+from mm_assets.model.json_codec import JSON_ENCODING
 
 INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 TIMES = (

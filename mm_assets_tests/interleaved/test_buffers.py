@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from mm_assets.interleaved.buffers import binary_views, compact, take_rows
+from mm_assets.model.nested_types import binary_views, compact, take_rows
 
 VALUES = [b"a", None, b"", b"long" * 100, b"b", None]
 TABLE = pa.table(

@@ -10,8 +10,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.interleaved.digest import ContentDigest, row_digests
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.model.digest import ContentDigest, row_digests
+from mm_assets.model.json_codec import json_field
 from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.interleaved.arrow_values import columns
 

@@ -9,14 +9,13 @@ import pkgutil
 import pytest
 
 import mm_assets
-from mm_assets.formats.fetching import FetchError
-from mm_assets.formats.images.errors import DecompressionBomb, ImageError, LosslessSplitError
+from mm_assets.formats.materialize import FetchError
 from mm_assets.formats.reports import PartitionsRefused
-from mm_assets.formats.store_errors import StoreError
-from mm_assets.formats.tar.header import TarDamage
-from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.formats.tar.index import TarDamage
+from mm_assets.formats.webdataset.layout import SampleError
 from mm_assets.interleaved import MaterializeError, MmAssetsError, SchemaMismatch
-from mm_assets.interleaved.errors import ShardError
+from mm_assets.model.notices import DecompressionBomb, ImageError, LosslessSplitError, ShardError
+from mm_assets.storage.errors import StoreError
 
 
 def exceptions_of_the_package() -> set[type[BaseException]]:

@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
-from mm_assets.interleaved.faults import (
+from mm_assets.model.losses import apply_policy
+from mm_assets.model.notices import (
     DANGLING_REFERENCE,
     FAULTS,
     FETCH_FAILED,
@@ -30,7 +31,6 @@ from mm_assets.interleaved.faults import (
     oversized_member,
     unreadable_image,
 )
-from mm_assets.interleaved.policies import apply_policy
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import grey_page, tiff_of, write_tiff
 from mm_assets_tests.formats.raw_tars import make_tar

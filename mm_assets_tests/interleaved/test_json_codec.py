@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from mm_assets.interleaved.json_codec import NotEncodable, decode, encode
-from mm_assets.interleaved.json_values import JSON_ENCODING, dumps, json_field
+from mm_assets.model.json_codec import JSON_ENCODING, NotEncodable, decode, dumps, encode, json_field
 from mm_assets_tests.interleaved.arrow_values import TIMES, columns, json_columns
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mm_assets.interleaved.json_values import FieldTally, build_column, is_json
+from mm_assets.model.json_codec import FieldTally, build_column, is_json
 from mm_assets_tests.interleaved.arrow_values import json_values
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.interleaved import MaterializeError
-from mm_assets.interleaved.policies import apply_policy, check_policy
+from mm_assets.model.losses import apply_policy, check_policy
 from mm_assets_tests.formats.datasets import item, table_of
 
 TABLE = table_of(

@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from mm_assets.interleaved.samples import UniqueSamples, sample_offsets, sort_items
+from mm_assets.model.samples import UniqueSamples, sample_offsets, sort_items
 from mm_assets_tests.formats.datasets import item, table_of
 
 SAMPLES = [

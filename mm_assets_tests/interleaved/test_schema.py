@@ -20,8 +20,8 @@ from mm_assets.interleaved import (
     reconcile_schema,
     resolve_schema,
 )
-from mm_assets.interleaved.json_values import JSON_ENCODING, is_json, json_field
-from mm_assets.interleaved.schema import canonical_schema, order_columns
+from mm_assets.model.json_codec import JSON_ENCODING, is_json, json_field
+from mm_assets.model.schema import canonical_schema, order_columns
 
 
 def test_the_interleaved_schema() -> None:
@@ -201,7 +201,7 @@ def test_no_warning_for_one_argument() -> None:
 
 def test_the_data_model_imports_no_dagster_and_no_heavy_library() -> None:
     code = (
-        "import sys, mm_assets.interleaved as i, mm_assets.formats.writer, mm_assets.filters.aspect_ratio\n"
+        "import sys, mm_assets.interleaved as i, mm_assets.formats.writer, mm_assets.filters.registry\n"
         "assert i.InterleavedParquetReader and i.InterleavedWebdatasetWriter and i.materialize\n"
         "print([m for m in ('dagster', 'lance', 'torch', 'ray', 'cv2', 'pandas') if m in sys.modules])"
     )

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.digest import ContentDigest
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.steps import BatchStream, StepResult
+from mm_assets.model.digest import ContentDigest
+from mm_assets.model.losses import Loss
+from mm_assets.model.samples import BatchStream, StepResult
 from mm_assets_tests.formats.datasets import item, table_of
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from mm_assets.interleaved.json_values import is_json, json_field
-from mm_assets.interleaved.schema import SchemaMismatch, align_table
-from mm_assets.interleaved.unify import unify_fields, unify_schemas
+from mm_assets.model.json_codec import is_json, json_field
+from mm_assets.model.schema import SchemaMismatch, align_table, unify_fields, unify_schemas
 
 JSON = "json"
 

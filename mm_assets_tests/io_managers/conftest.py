@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers import events
-from mm_assets.partitions import SHARDS
+from mm_assets.graph import dagster_internals as events
+from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets_tests.io_managers import toy
 from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import warm_workers

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mm_assets.accounting.records import ShardRecord, ShardRecords
-from mm_assets.io_managers.shards import ShardJob, ShardResult
+from mm_assets.accounting.record import ShardRecord, ShardRecords
+from mm_assets.graph.messages import ShardJob, ShardResult
 from mm_assets_tests.io_managers import toy, toy_job
 from mm_assets_tests.io_managers.conftest import Toy
 

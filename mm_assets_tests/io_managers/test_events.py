@@ -10,8 +10,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers import events
-from mm_assets.io_managers.shards import Shard
+from mm_assets.graph import dagster_internals as events
+from mm_assets.graph.messages import Shard
 from mm_assets_tests.event_log.databases import OURS, open_instance
 
 PARTS = dg.StaticPartitionsDefinition([f"p{n}" for n in range(5)])
@@ -239,8 +239,8 @@ def test_contexts_outside_of_a_run() -> None:
 
 
 def test_own_code_location_loads_without_preview_warnings() -> None:
-    from mm_assets.io_managers.sharded import landed_checks, sharded
-    from mm_assets.io_managers.shards import ShardCheck
+    from mm_assets.graph.assets import landed_checks, sharded
+    from mm_assets.graph.messages import ShardCheck
     from mm_assets_tests.io_managers import toy_job
     from mm_assets_tests.io_managers.toy import curated
 

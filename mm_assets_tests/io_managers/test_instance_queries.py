@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers import instance_queries as queries
+from mm_assets.graph import instance_queries as queries
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.io_managers.toy import check_key
 

@@ -15,8 +15,8 @@ from dagster._core.events import EngineEventData
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
-from mm_assets.formats.temporary_files import was_running
-from mm_assets.io_managers.lost_runs import PROCESS, fail_lost_runs, process_tag, watched
+from mm_assets.graph.instance_queries import PROCESS, fail_lost_runs, process_tag, watched
+from mm_assets.storage.temporary import was_running
 from mm_assets_tests.cli.commands import environment
 
 STARTED = dg.DagsterRunStatus.STARTED
@@ -71,7 +71,7 @@ def test_a_process_that_has_the_number_of_another_is_another() -> None:
 def test_only_runs_of_dead_processes_are_lost(instance: dg.DagsterInstance) -> None:
     code = (
         "import os, sys, dagster as dg\n"
-        "from mm_assets.io_managers.lost_runs import process_tag\n"
+        "from mm_assets.graph.instance_queries import process_tag\n"
         f"with dg.DagsterInstance.from_config({instance.root_directory!r}) as instance:\n"
         "    with process_tag(instance) as tags:\n"
         "        print(*tags.values(), flush=True)\n"

@@ -3,7 +3,7 @@
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers.metadata import metadata_values
+from mm_assets.graph.planned_jobs import metadata_values
 
 
 def test_every_kind_of_plain_value() -> None:

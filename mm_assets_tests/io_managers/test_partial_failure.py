@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers.sharded import landed_checks
+from mm_assets.graph.assets import landed_checks
 from mm_assets_tests.io_managers import toy, toy_job
 from mm_assets_tests.io_managers.conftest import Toy
 

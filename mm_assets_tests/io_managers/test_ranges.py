@@ -3,7 +3,7 @@
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers.shards import Plan, ShardSet
+from mm_assets.graph.messages import Plan, ShardSet
 from mm_assets_tests.io_managers.conftest import Toy
 
 
@@ -86,7 +86,7 @@ def test_upstream_that_is_not_partitioned_is_refused(deployment: Toy) -> None:
 
 
 def test_body_that_returns_no_plan_is_told_so(deployment: Toy) -> None:
-    from mm_assets.io_managers.sharded import sharded
+    from mm_assets.graph.assets import sharded
     from mm_assets_tests.io_managers.toy import raw_shards
 
     @sharded(code_version="1")

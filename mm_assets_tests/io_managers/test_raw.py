@@ -7,8 +7,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.io_managers import events
-from mm_assets.io_managers.shards import ShardSet
+from mm_assets.graph import dagster_internals as events
+from mm_assets.graph.messages import ShardSet
 from mm_assets_tests.io_managers import toy
 from mm_assets_tests.io_managers.conftest import Toy
 

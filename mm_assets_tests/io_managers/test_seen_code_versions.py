@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers.seen_code_versions import SeenCodeVersions
+from mm_assets.graph.dagster_internals import SeenCodeVersions
 
 A, B = dg.AssetKey("a"), dg.AssetKey("b")
 

@@ -9,8 +9,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers.sharded import landed_checks, sharded
-from mm_assets.io_managers.shards import Plan, ShardSet
+from mm_assets.graph.assets import landed_checks, sharded
+from mm_assets.graph.messages import Plan, ShardSet
 from mm_assets_tests.io_managers import toy, toy_job
 from mm_assets_tests.io_managers.conftest import Toy
 
@@ -62,7 +62,7 @@ def test_no_worker_starts_when_there_is_nothing_to_do(
 ) -> None:
     deployment.shards(1)
     deployment.run("two", "k01")
-    monkeypatch.setattr("mm_assets.workers._start", lambda _: pytest.fail("a worker was started"))
+    monkeypatch.setattr("mm_assets.pool.workers._start", lambda _: pytest.fail("a worker was started"))
     assert deployment.run("two", "k01").success
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets import io_managers, workers
-from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.reports import ShardReports
-from mm_assets.io_managers.shards import Plan
-from mm_assets.io_managers.workers import Workers
-from mm_assets.workers import WorkerPool
+from mm_assets import io_managers
+from mm_assets.graph.io_manager import ShardIOManager, Workers
+from mm_assets.graph.messages import Plan
+from mm_assets.graph.planned_jobs import ShardReports
+from mm_assets.pool import workers
+from mm_assets.pool.workers import WorkerPool
 from mm_assets_tests.io_managers.conftest import Toy
 from mm_assets_tests.worker_jobs import act
 

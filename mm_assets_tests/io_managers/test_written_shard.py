@@ -9,11 +9,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from mm_assets.graph.messages import (
+    Check,
+    Plan,
+    Shard,
+    ShardCheck,
+    ShardJob,
+    ShardResult,
+    ShardSet,
+    WrittenShard,
+)
+from mm_assets.graph.rows_io import rewrite_shard
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.steps import EXAMPLES, Example, StepResult, examples_of
-from mm_assets.io_managers.parquet import rewrite_shard
-from mm_assets.io_managers.shards import Check, Plan, Shard, ShardCheck, ShardJob, ShardResult, ShardSet
-from mm_assets.io_managers.written_shard import WrittenShard
+from mm_assets.model.samples import EXAMPLES, Example, StepResult, examples_of
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
 

@@ -13,13 +13,12 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from mm_assets.formats.storage import staged
-from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.raw import RawShardIOManager, observe_changes
-from mm_assets.io_managers.sharded import landed_checks, sharded
-from mm_assets.io_managers.shards import Plan, ShardCheck, ShardJob, ShardResult, ShardSet
-from mm_assets.io_managers.workers import Workers
-from mm_assets.partitions import SHARDS
+from mm_assets.graph.assets import landed_checks, sharded
+from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.graph.io_manager import ShardIOManager, Workers
+from mm_assets.graph.messages import Plan, ShardCheck, ShardJob, ShardResult, ShardSet
+from mm_assets.graph.raw import RawShardIOManager, observe_changes
+from mm_assets.storage.files import staged
 from mm_assets_tests.io_managers import toy_job
 from mm_assets_tests.io_managers.toy_job import Measure, MinLength, Upper
 

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mm_assets.formats.storage import staged
-from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
+from mm_assets.graph.messages import Check, ShardJob, ShardResult, blocked_by
+from mm_assets.storage.files import staged
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import os
 
 import dagster as dg
 
-from mm_assets.automation.alerts.sensor import alerts_sensor
+from mm_assets.automation.alerts.tick import alerts_sensor
 from mm_assets.settings import Settings
 from mm_assets_tests.io_managers import toy
 

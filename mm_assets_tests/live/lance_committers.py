@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mm_assets.formats.lance.reader import lance_options
+from mm_assets.formats.lance.reader_writer import lance_options
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.formats.lance.tables import content, expected, names, rows, write
 from mm_assets_tests.live.s3_server import S3Server

@@ -17,8 +17,8 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.io_managers.base import LANDED
-from mm_assets.workers import WorkerFailure, WorkerPool
+from mm_assets.graph.io_manager import LANDED
+from mm_assets.pool.workers import WorkerFailure, WorkerPool
 
 
 def serve() -> None:
@@ -27,8 +27,8 @@ def serve() -> None:
     """
     warnings.simplefilter("ignore", dg.BetaWarning)
     from mm_assets.definitions import defs
-    from mm_assets.partitions import SHARDS
-    from mm_assets.resources.environment import resources_from_environment
+    from mm_assets.graph.dagster_internals import SHARDS
+    from mm_assets.graph.resources import resources_from_environment
 
     answers = sys.stdout
     job = defs.resolve_job_def("all_assets")

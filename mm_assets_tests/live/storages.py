@@ -16,16 +16,15 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting import survey_codec
+from mm_assets.accounting import survey_store as survey_codec
 from mm_assets.accounting.canonical import derive
-from mm_assets.accounting.outputs import TARS
-from mm_assets.accounting.sealed_json import unseal
+from mm_assets.accounting.record import TARS
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import read_sharded_cache_meta
-from mm_assets.formats.file_index import hashes_of
-from mm_assets.formats.file_stamps import files_in
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.formats.webdataset.tar_folder import _stamps
+from mm_assets.formats.webdataset.writer import _stamps
+from mm_assets.storage.small_files import hashes_of, unseal
+from mm_assets.storage.stamps import files_in
 from mm_assets_tests.live.killing import TABLE, RunServer, digest
 from mm_assets_tests.live.raw_versions import write_version
 from mm_assets_tests.live.watching import Event, Watch

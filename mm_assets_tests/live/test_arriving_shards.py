@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from mm_assets.automation.backfills import STARTED_BY
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.automation.alerts.receivers import webhook
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, ended

@@ -8,7 +8,7 @@ import signal
 import dagster as dg
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, ended
 from mm_assets_tests.live.daemon import DagsterDev

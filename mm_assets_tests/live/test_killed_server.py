@@ -9,7 +9,7 @@ from contextlib import suppress
 import dagster as dg
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import SECONDS, Storage, ended
 

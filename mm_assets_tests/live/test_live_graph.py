@@ -19,7 +19,7 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.browser import screenshot

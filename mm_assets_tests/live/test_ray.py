@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.ray_cluster import RayClusterError
-from mm_assets.ray_pool import RayPool
-from mm_assets.workers import WorkerFailure
+from mm_assets.pool.ray import RayClusterError, RayPool
+from mm_assets.pool.workers import WorkerFailure
 from mm_assets_tests.graph.output_digests import FOLDERS, digests
 from mm_assets_tests.live.daemon import wait_for
 from mm_assets_tests.live.headless_process import start, told_by
@@ -98,7 +97,7 @@ def test_jobs_that_fail_fail_alone(nodes: RayNodes) -> None:
 def test_the_package_travels_with_the_run(nodes: RayNodes, tmp_path: Path) -> None:
     """Nodes run the code of the process that asks, not what is installed on them."""
     code = (
-        f"from mm_assets.ray_pool import RayPool; pool = RayPool({nodes.address!r}); "
+        f"from mm_assets.pool.ray import RayPool; pool = RayPool({nodes.address!r}); "
         "print(*pool.map(eval, [\"__import__('mm_assets').__file__\"]))"
     )
     done = subprocess.run(
@@ -146,7 +145,7 @@ def test_an_interrupt_ends_the_run(nodes: RayNodes, raw: Path, local: Path) -> N
 def test_a_cluster_without_room_is_told_of() -> None:
     """A job waits for a node, which an autoscaler may add."""
     with ray_nodes(memory=100 << 20) as small:
-        code = f"from mm_assets.ray_pool import RayPool; list(RayPool({small.address!r}).map(len, ['x']))"
+        code = f"from mm_assets.pool.ray import RayPool; list(RayPool({small.address!r}).map(len, ['x']))"
         waiting = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
         try:
             assert waiting.stderr is not None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
-from mm_assets.formats.lance.reader import lance_options
+from mm_assets.demo import make_shards
+from mm_assets.formats.lance.reader_writer import lance_options
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.graph.output_digests import digests
 from mm_assets_tests.live.daemon import wait_for

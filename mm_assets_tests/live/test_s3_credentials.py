@@ -14,10 +14,10 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.error_lines import error_line
-from mm_assets.formats.file_stamps import files_in
-from mm_assets.formats.s3_file_system import S3FileSystem
-from mm_assets.formats.storage import filesystem, open_binary
+from mm_assets.storage.errors import error_line
+from mm_assets.storage.files import filesystem, open_binary
+from mm_assets.storage.s3 import S3FileSystem
+from mm_assets.storage.stamps import files_in
 from mm_assets_tests.aws_configuration import use_no_credentials
 from mm_assets_tests.free_port import free_port
 from mm_assets_tests.live.s3_server import S3Server

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.definitions import build_definitions
-from mm_assets.resources.environment import resources_from_environment
+from mm_assets.graph.resources import resources_from_environment
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.fault_rounds import CONVERSIONS, FaultRounds, complaints
 from mm_assets_tests.live.faulty_proxy import (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.graph.conftest import deploy  # noqa: F401 (a fixture)
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized

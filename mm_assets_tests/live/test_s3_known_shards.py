@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import run_process
 from mm_assets_tests.live.faulty_proxy import faulty_proxy
 from mm_assets_tests.live.s3_server import S3Server

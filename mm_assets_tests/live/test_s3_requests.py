@@ -12,12 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.formats.error_lines import error_line
-from mm_assets.formats.fetching import open_fetcher
-from mm_assets.formats.listing import expand, names_in
-from mm_assets.formats.parquet_file import column_chunks
-from mm_assets.formats.s3_file_system import S3FileSystem
-from mm_assets.formats.storage import (
+from mm_assets.formats.materialize import open_fetcher
+from mm_assets.formats.parquet.files import column_chunks
+from mm_assets.storage.errors import error_line
+from mm_assets.storage.files import (
     exists,
     filesystem,
     open_binary,
@@ -26,6 +24,8 @@ from mm_assets.formats.storage import (
     remove,
     size_of,
 )
+from mm_assets.storage.listing import expand, names_in
+from mm_assets.storage.s3 import S3FileSystem
 from mm_assets_tests.live.faulty_proxy import (
     ANSWER_LOST,
     CUT,

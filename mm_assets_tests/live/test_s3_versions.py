@@ -8,9 +8,9 @@ from pathlib import Path
 import lance
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets.formats.lance.location import storage_options_from_env
-from mm_assets.versions.manifest import Manifest
+from mm_assets.versions.tagging import Manifest
 from mm_assets_tests.cli import commands
 from mm_assets_tests.graph.conftest import deploy  # noqa: F401 (a fixture)
 from mm_assets_tests.graph.deployment import Deployment

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import dagster as dg
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, backfills, ended
 from mm_assets_tests.live.daemon import wait_for

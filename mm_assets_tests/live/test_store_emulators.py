@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import run_process
 from mm_assets_tests.live.store_emulators import AZURITE, StoreEmulator, azure_emulator, google_emulator
 

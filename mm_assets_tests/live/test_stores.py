@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo.shards import make_shards
+from mm_assets.demo import make_shards
 from mm_assets_tests.live.headless_process import start, told_by
 from mm_assets_tests.live.s3_server import REGION, S3Server, s3_server
 

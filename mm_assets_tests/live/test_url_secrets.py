@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets import InterleavedWebdatasetReader, materialize
-from mm_assets.demo.shards import make_shards
-from mm_assets.formats.format_table import FORMATS
+from mm_assets.demo import make_shards
+from mm_assets.formats.names import FORMATS
 from mm_assets_tests.cli.commands import run_process
 
 SECRETS = re.compile(rb"S3cretPW|S3cretSignature|S3cretKey|bWU6UzNjcmV0UFc")  # the last: as a header has it

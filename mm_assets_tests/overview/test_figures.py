@@ -2,9 +2,7 @@
 
 import pytest
 
-from mm_assets.overview.figures import Figures, evenly_spread
-from mm_assets.overview.measures import Measures
-from mm_assets.overview.page import description, metadata, summary
+from mm_assets.view.overview import Figures, Measures, description, evenly_spread, metadata, summary
 
 PICTURE = "![](data:image/webp;base64,AAAA)"
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mm_assets.overview.markdown import INLINE, image
-from mm_assets.overview.plots import DROPPED, KEPT, columns, rows, share
+from mm_assets.view.html import INLINE, image
+from mm_assets.view.overview import DROPPED, KEPT, columns, rows, share
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _MARKDOWN = re.compile(r"!\[\]\(<data:image/svg\+xml,([^<>]*)>\)")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_assets.formats.images.probe import probe
-from mm_assets.pages.html_frame import page, text
-from mm_assets.pages.pictures import MOST_EMBEDDED, Picture, picture
+from mm_assets.formats.images.headers import probe
+from mm_assets.view.html import MOST_EMBEDDED, Picture, page, picture, text
 from mm_assets_tests.cli.hostile_storage import bomb, noise
 from mm_assets_tests.formats.images.pictures import KINDS
 

@@ -9,15 +9,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.filter import Filter
-from mm_assets.filters.image_bounds import QrAreaFilter, SharpnessFilter
-from mm_assets.filters.image_score import ImageScore
-from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.sample_bounds import WordCountFilter
-from mm_assets.filters.sample_scores import SampleScore
-from mm_assets.preview.bounds import bounds_of, distances
-from mm_assets.preview.curves import curve_of, curve_svg, histogram_svg
+from mm_assets.filters.registry import (
+    AspectRatioFilter,
+    ImageSizeFilter,
+    QrAreaFilter,
+    SharpnessFilter,
+    WordCountFilter,
+)
+from mm_assets.filters.scores import ImageScore, SampleScore
+from mm_assets.view.preview_page import curve_of, curve_svg, histogram_svg
+from mm_assets.view.preview_scores import bounds_of, distances
 
 SIDES = [ImageScore(side, side) for side in range(1, 101)]
 

@@ -11,14 +11,11 @@ from xml.etree import ElementTree
 
 from PIL import Image
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.filters.conditions import ImageCondition
+from mm_assets.filters.condition import ImageCondition
 from mm_assets.filters.filter import FLAG, Filter
-from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.registry import chain_of
-from mm_assets.filters.sample_bounds import WordCountFilter
-from mm_assets.overview.markdown import INLINE
-from mm_assets.preview.filter_observer import FilterObserver
+from mm_assets.filters.registry import AspectRatioFilter, ImageSizeFilter, WordCountFilter, chain_of
+from mm_assets.view.html import INLINE
+from mm_assets.view.preview_scores import FilterObserver
 from mm_assets_tests.filters.filter_sets import png, sample
 from mm_assets_tests.formats.datasets import batch_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mm_assets.preview.nearest import Nearest
+from mm_assets.view.preview_study import Nearest
 
 
 @pytest.mark.parametrize("parts", [1, 3, 100])

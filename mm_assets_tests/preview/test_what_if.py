@@ -9,16 +9,18 @@ from typing import Any
 import pyarrow.compute as pc
 from hypothesis import given
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter
-from mm_assets.filters.image_scores import ImageScores, score_table
-from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.registry import chain_of
-from mm_assets.filters.sample_bounds import ImageCountFilter, WordCountFilter
-from mm_assets.filters.sample_scores import SampleScores, score_samples
+from mm_assets.filters.registry import (
+    AspectRatioFilter,
+    ImageCountFilter,
+    ImageSizeFilter,
+    WordCountFilter,
+    chain_of,
+)
+from mm_assets.filters.scores import ImageScores, SampleScores, score_samples, score_table
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.preview.scored_shard import ScoredShard
-from mm_assets.preview.what_if import Count, WhatIf
+from mm_assets.view.preview_scores import ScoredShard
+from mm_assets.view.preview_study import Count, WhatIf
 from mm_assets_tests.filters.filter_sets import FILTERS, SAMPLES, png, sample
 from mm_assets_tests.formats.datasets import batch_of
 

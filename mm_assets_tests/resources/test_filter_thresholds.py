@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.filters.registry import FILTERS, settings_of
-from mm_assets.resources.filter_thresholds import FilterThresholds, filter_thresholds
+from mm_assets.filters.registry import FILTERS, AspectRatioFilter, settings_of
+from mm_assets.graph.resources import FilterThresholds, filter_thresholds
 from mm_assets.settings import Settings
 from mm_assets_tests.filters.test_score_filter import FormatFilter
 

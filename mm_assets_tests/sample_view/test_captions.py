@@ -7,9 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.sample_view.captions import byte_size, cut, value
-from mm_assets.sample_view.raw_bytes import described
-from mm_assets.sample_view.sample_rows import alike
+from mm_assets.view.sample import alike
+from mm_assets.view.sample_pages import byte_size, cut
+from mm_assets.view.sample_pages import shown_value as value
+from mm_assets.view.sample_source import described
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mm_assets.formats.images.probe import probe
-from mm_assets.sample_view import html_page
-from mm_assets.sample_view.document import Document, Item
-from mm_assets.sample_view.html_page import embedding, sample_page
+from mm_assets.formats.images.headers import probe
+from mm_assets.view import sample_pages as html_page
+from mm_assets.view.sample import Document, Item
+from mm_assets.view.sample_pages import embedding, sample_page
 from mm_assets_tests.cli.hostile_storage import noise
 
 

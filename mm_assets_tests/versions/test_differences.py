@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mm_assets.versions.differences import ADDED, CHANGED, DROPPED, Loss, _loss_reasons
+from mm_assets.versions.diff import ADDED, CHANGED, DROPPED, Loss, _loss_reasons
 
 ITEM: Loss = (4, "filtered", "aspect_ratio")
 SAME_ITEM: Loss = (4, "filtered", "sharpness")

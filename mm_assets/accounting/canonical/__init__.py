@@ -13,8 +13,7 @@ They share no code with our readers and writers that reads or writes rows. Both 
 A test holds the imports to this list.
 """
 
-from mm_assets.accounting.canonical.derive import derive
-from mm_assets.accounting.canonical.derived import Derived
-from mm_assets.accounting.canonical.source import CanonicalSource
+from mm_assets.accounting.canonical.account import Derived
+from mm_assets.accounting.canonical.derive import CanonicalSource, derive
 
 __all__ = ["CanonicalSource", "Derived", "derive"]

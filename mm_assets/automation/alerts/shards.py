@@ -1,20 +1,143 @@
-"""Shards that did not land: their latest attempt has ended without a materialization."""
+"""Shards that did not land: their latest attempt has ended without a materialization.
+
+The Dagster instance as one tick of the alerts sees it: runs are read once, with their origin.
+
+The reason why a run failed, in one line.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import dagster as dg
 
-from mm_assets.automation.alerts.cause import Cause, Kind, Origin
-from mm_assets.automation.alerts.run_errors import run_error
-from mm_assets.automation.alerts.view import View
-from mm_assets.io_managers import instance_queries
-from mm_assets.io_managers.base import SHARDED_TAG
-from mm_assets.io_managers.instance_queries import FailingPartition
-from mm_assets.io_managers.reports import parse_failure
+from mm_assets.automation.alerts.message import Cause, Kind, Origin
+from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import instance_queries
+from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.graph.instance_queries import FailingPartition
+from mm_assets.graph.io_manager import SHARDED_TAG
+from mm_assets.graph.planned_jobs import parse_failure
+from mm_assets.model.notices import counted
+
+_SHOWN_STEPS = 3
+
+
+def run_error(instance: dg.DagsterInstance, run_id: str) -> str:
+    """Return the errors of a run's failed steps, else that of the run; empty if it has not failed."""
+    types = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+    steps, run = [], ""
+    for record in instance.get_records_for_run(run_id, of_type=types, limit=100).records:
+        event = record.event_log_entry.dagster_event
+        if event is None:
+            continue
+        if event.is_step_failure:
+            error = event.step_failure_data.error
+            while error is not None and error.cause is not None:
+                error = error.cause
+            steps.append(f"{event.step_key}: {first_line(error.message if error else event.message or '')}")
+        else:
+            run = first_line(event.message or "")
+    more = f"; and {counted(len(steps) - _SHOWN_STEPS, 'more step')}" if steps[_SHOWN_STEPS:] else ""
+    return "; ".join(steps[:_SHOWN_STEPS]) + more if steps else run
+
+
+def first_line(text: str) -> str:
+    """Return the first line with something in it."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+_BATCH = 500  # run ids in one query
+_BACKFILL = "dagster/backfill"
+_ACTIVE_BACKFILL = ("REQUESTED", "CANCELING", "FAILING")
+
+
+@dataclass
+class View:
+    """What the finders of causes look at.
+
+    Args:
+        repository: the code location, with assets, checks, sensors and schedules.
+        now: seconds since 1970.
+    """
+
+    instance: dg.DagsterInstance
+    repository: dg.RepositoryDefinition
+    now: float
+    _runs: dict[str, dg.DagsterRun] = field(default_factory=dict)
+    _origins: dict[str, Origin] = field(default_factory=dict)
+
+    @cached_property
+    def shards(self) -> frozenset[str]:
+        """Names of the shards there are."""
+        return frozenset(self.instance.get_dynamic_partitions(str(SHARDS.name)))
+
+    def is_sharded(self, asset: dg.AssetKey) -> bool:
+        """Return whether the partitions of the asset are the shards."""
+        graph = self.repository.asset_graph
+        return graph.has(asset) and graph.get(asset).partitions_def == SHARDS
+
+    def ancestors(self, asset: dg.AssetKey) -> set[dg.AssetKey]:
+        """Return all assets that this one is made from, directly or not."""
+        graph = self.repository.asset_graph
+        found: set[dg.AssetKey] = set()
+        todo = [asset]
+        while todo:
+            child = todo.pop()
+            parents = set(graph.get(child).parent_keys) if graph.has(child) else set()
+            todo += parents - found
+            found |= parents
+        return found
+
+    def runs(self, run_ids: Iterable[str]) -> dict[str, dg.DagsterRun]:
+        """Return the runs of these ids that have not been deleted."""
+        wanted = list(dict.fromkeys(run_ids))
+        missing = [run_id for run_id in wanted if run_id not in self._runs]
+        for start in range(0, len(missing), _BATCH):
+            batch = missing[start : start + _BATCH]
+            self.add(self.instance.get_runs(dg.RunsFilter(run_ids=batch)))
+        return {run_id: self._runs[run_id] for run_id in wanted if run_id in self._runs}
+
+    def add(self, runs: Iterable[dg.DagsterRun]) -> None:
+        """Keep runs that have been read by another query."""
+        self._runs |= {run.run_id: run for run in runs}
+
+    def origin(self, run: dg.DagsterRun) -> Origin:
+        """Return the backfill of a run, else the run itself."""
+        backfill = run.tags.get(_BACKFILL)
+        return self.backfill(backfill) if backfill else Origin(run.run_id, False, run.is_finished)
+
+    def origin_id(self, run_id: str) -> str:
+        """Return the id of a run's backfill, else that of the run."""
+        run = self.runs([run_id]).get(run_id)
+        return self.origin(run).id if run else run_id
+
+    def backfill(self, backfill_id: str) -> Origin:
+        """Return a backfill; one that is unknown, or has been deleted, has ended."""
+        if backfill_id not in self._origins:
+            found = self.instance.get_backfill(backfill_id)
+            ended = found is None or found.status.value not in _ACTIVE_BACKFILL
+            self._origins[backfill_id] = Origin(backfill_id, True, ended)
+        return self._origins[backfill_id]
+
+    def run_ids(self, origin: Origin) -> list[str]:
+        """Return all runs of a backfill, or the one run."""
+        if not origin.is_backfill:
+            return [origin.id]
+        return list(self.instance.get_run_ids(dg.RunsFilter(tags={_BACKFILL: origin.id})))
+
+    def size(self, origin: Origin, asset: dg.AssetKey) -> int:
+        """Return how many shards of an asset a backfill or run is to make; 0 if that is not known."""
+        if not origin.is_backfill:
+            runs = self.runs([origin.id])
+            if not runs or not self.is_sharded(asset):
+                return 0
+            return len(events.keys_of_run(runs[origin.id], SHARDS, self.instance))
+        return instance_queries.backfill_size(self.instance, origin.id, self.repository.asset_graph, asset)
+
 
 _PAGE, _PAGES = 1000, 5  # log records of a run that are searched for reasons
 _RUNS = 3  # runs whose logs are searched

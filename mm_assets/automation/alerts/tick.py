@@ -1,18 +1,466 @@
-"""One tick of the alerts: find causes, put messages in the outbox, send what waits there."""
+"""All causes that hold now, of every kind.
+
+One tick of the alerts: find causes, put messages in the outbox, send what waits there.
+
+Sensor `alerts`: tells people what is wrong, by the targets in MM_ALERTS.
+
+Incidents: the causes that hold, which of them have been told, and what is to be told now.
+
+A cause is told when it is first seen. Growth is told once, when its backfill has ended. That it is gone is
+told once.
+
+State of the alerts between ticks, in the key-value store of the Dagster instance.
+
+Not in the sensor's cursor: Dagster stores that at the end of a tick, and only if the tick succeeds. Here each
+delivery is noted as soon as it is known, so that a restart repeats none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import dagster as dg
 
-from mm_assets.automation.alerts.causes import detailed, find_causes, new_part
-from mm_assets.automation.alerts.state import State
-from mm_assets.automation.alerts.targets import targets
-from mm_assets.automation.alerts.view import View
-from mm_assets.interleaved.counted import counted
+from mm_assets.automation.alerts import checks, shards
+from mm_assets.automation.alerts.checks import CURATED, FILTERED, Shares, drift, loss
+from mm_assets.automation.alerts.delivery import Outbox, targets
+from mm_assets.automation.alerts.message import (
+    Cause,
+    Kind,
+    Message,
+    Origin,
+    Severity,
+    alert,
+    all_clear,
+    headline,
+    summary,
+)
+from mm_assets.automation.alerts.runs import (
+    FailedRun,
+    failed_backfills,
+    failed_runs,
+    failing_ticks,
+    hanging,
+    runs_in_progress,
+    stale_assets,
+)
+from mm_assets.automation.alerts.shards import View
+from mm_assets.model.notices import counted
 from mm_assets.settings import Settings
+
+# Causes of one backfill or run that get a message each; further ones share one when it has ended. With that
+# one, and the all-clear, a backfill says no more than eight things, however much of it fails.
+ALONE = 6
+
+_MOST = 500  # incidents that are remembered
+
+
+@dataclass
+class Incident:
+    """A cause that holds.
+
+    Args:
+        headline: what was told, or would have been.
+        origin: id of the backfill or run; empty for none.
+        shards: number of shards that was told.
+        names: the first names, to see whether they are being made again.
+        begun: when it was found first, in seconds since 1970.
+        is_told: a message of it was sent, or of all its shards an earlier one.
+        is_final: its figures are those of a backfill that has ended.
+        repeats: ids of earlier backfills and runs whose shards failed in it again.
+        repeated: how many shards were told with those, and not again.
+    """
+
+    headline: str
+    severity: Severity
+    origin: str
+    shards: int
+    names: list[str]
+    begun: float
+    is_told: bool = False
+    is_final: bool = False
+    repeats: list[str] = field(default_factory=list)
+    repeated: int = 0
+
+
+@dataclass
+class Incidents:
+    """All incidents, by the key of their cause."""
+
+    open: dict[str, Incident]
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any] | None) -> Incidents:
+        """Return them from the values of `plain`."""
+        return cls({key: Incident(**incident) for key, incident in (values or {}).items()})
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values to be stored."""
+        return {key: asdict(incident) for key, incident in self.open.items()}
+
+    def update(
+        self,
+        causes: Iterable[Cause],
+        *,
+        detailed: Callable[[Cause], Cause],
+        new_part: Callable[[Cause, Collection[str]], Cause | None],
+        is_held: Callable[[str, Incident], bool],
+        alert_on: Severity,
+        ui_url: str,
+        now: float,
+    ) -> list[Message]:
+        """Take over what is wrong now, and return what is to be told.
+
+        Args:
+            detailed: adds names and reasons to a cause; asked only for those that are told.
+            new_part: takes out of a cause what failed in these backfills and runs already; None: nothing is
+                left. Asked only for causes of which an earlier backfill or run was told.
+            is_held: whether an incident stays although its cause was not found in this tick.
+            alert_on: `warn` tells causes of that severity, too.
+            now: seconds since 1970.
+        """
+        found = {cause.key: cause for cause in causes}
+        wanted = {
+            key: cause for key, cause in found.items() if alert_on == "warn" or cause.severity == "error"
+        }
+        telling = _Telling(detailed, new_part, ui_url, now)
+        messages = [*self._begun(wanted, telling), *self._ended(wanted, telling)]
+        gone: dict[str, float] = {}
+        for key, incident in list(self.open.items()):
+            if key in wanted or (key not in found and is_held(key, incident)):
+                continue
+            if incident.is_told and key not in found and not self._goes_on(key, wanted):
+                gone[incident.headline] = incident.begun
+            del self.open[key]
+        self.open = dict(list(self.open.items())[-_MOST:])
+        return [*messages, *([all_clear(gone, ui_url)] if gone else [])]
+
+    def _goes_on(self, key: str, causes: Mapping[str, Cause]) -> bool:
+        """Return whether the same is wrong in a later backfill or run: then nothing is clear."""
+        same, gone = key.rpartition("|")[0], self.open[key]
+        return any(
+            other in causes
+            and other.rpartition("|")[0] == same
+            and (
+                gone.origin in incident.repeats
+                or (incident.begun > gone.begun and _may_share(incident, gone))
+            )
+            for other, incident in self.open.items()
+        )
+
+    def _told_before(self, cause: Cause) -> dict[str, Incident]:
+        """Return what was told of earlier backfills and runs, and is the same but for its shards."""
+        if cause.origin is None:
+            return {}
+        return {
+            incident.origin: incident
+            for key, incident in self.open.items()
+            if incident.is_told and incident.origin and key.rpartition("|")[0] == cause.series
+        }
+
+    def _begun(self, causes: Mapping[str, Cause], telling: _Telling) -> list[Message]:
+        """Enter new causes, and tell the first ones of each backfill or run."""
+        told: dict[str, int] = defaultdict(int)
+        for incident in self.open.values():
+            told[incident.origin] += incident.is_told
+        messages = []
+        entered: dict[str, Incident] = {}
+        for cause in sorted(causes.values(), key=_urgency):
+            if cause.key in self.open:
+                continue
+            before = self._told_before(cause)
+            new = telling.new_part(cause, before) if before else cause
+            whole = _incident(cause, telling.now, is_told=True)
+            before = {origin: each for origin, each in before.items() if _may_share(whole, each)} or before
+            if new is None:
+                first = min(before.values(), key=lambda incident: incident.begun)
+                entered[cause.key] = replace(
+                    _incident(cause, first.begun, is_told=True),
+                    headline=first.headline,
+                    repeats=list(before),
+                    repeated=cause.shards,
+                )
+                continue
+            origin = cause.origin.id if cause.origin else ""
+            is_told = not origin or told[origin] < ALONE
+            if is_told:
+                new = telling.detailed(new)
+                messages.append(alert(new, telling.ui_url, telling.now, cause.shards - new.shards))
+                told[origin] += 1
+            entered[cause.key] = replace(
+                _incident(new, telling.now, is_told),
+                shards=cause.shards,
+                repeats=list(before),
+                repeated=cause.shards - new.shards,
+            )
+        self.open |= entered
+        return messages
+
+    def _ended(self, causes: Mapping[str, Cause], telling: _Telling) -> list[Message]:
+        """Tell, of backfills and runs that have ended, what has grown and what was not told yet."""
+        by_origin: dict[Origin, list[Cause]] = defaultdict(list)
+        told: dict[str, int] = {}
+        for key, cause in causes.items():
+            incident = self.open[key]
+            if cause.origin is None or not cause.origin.has_ended or incident.is_final:
+                continue
+            before = incident.shards - incident.repeated
+            new: Cause | None = cause
+            if incident.is_told and cause.shards <= incident.shards:
+                new = None
+            elif incident.repeats:
+                new = telling.new_part(cause, incident.repeats)
+            if new is None or (incident.is_told and new.shards <= before):
+                incident.is_final = True
+                continue
+            if incident.is_told and before:
+                told[key] = before
+            by_origin[cause.origin].append(new)
+        messages = []
+        for origin, grown in by_origin.items():
+            grown = [telling.detailed(cause) for cause in sorted(grown, key=_urgency)]
+            begun = {cause.key: self.open[cause.key].begun for cause in grown}
+            messages.append(summary(origin, grown, told, begun, telling.ui_url))
+            for cause in grown:
+                self.open[cause.key] = replace(
+                    _incident(cause, begun[cause.key], is_told=True),
+                    is_final=True,
+                    repeats=self.open[cause.key].repeats,
+                )
+        return messages
+
+
+@dataclass(frozen=True)
+class _Telling:
+    """What messages are made with: see `Incidents.update`."""
+
+    detailed: Callable[[Cause], Cause]
+    new_part: Callable[[Cause, Collection[str]], Cause | None]
+    ui_url: str
+    now: float
+
+
+def _incident(cause: Cause, begun: float, is_told: bool) -> Incident:
+    origin = cause.origin.id if cause.origin else ""
+    names = list(cause.names)
+    return Incident(headline(cause), cause.severity, origin, cause.shards, names, begun, is_told=is_told)
+
+
+def _may_share(one: Incident, other: Incident) -> bool:
+    """Return whether two incidents may have a shard in common: of many shards only the first are known."""
+    are_known = one.shards <= len(one.names) and other.shards <= len(other.names)
+    return not are_known or not set(one.names).isdisjoint(other.names)
+
+
+def _urgency(cause: Cause) -> tuple[bool, int, str]:
+    return cause.severity != "error", -cause.shards, cause.key
+
+
+KEY = "mm_assets/alerts"
+
+# State of another version is not read: what holds is told again.
+_VERSION = 1
+
+# Seconds before the first tick, from which on failed runs and backfills are looked at.
+_LOOK_BACK = 86400.0
+
+
+@dataclass
+class State:
+    """What the alerts know of earlier ticks.
+
+    Args:
+        since: the first tick, in seconds since 1970, as all times here.
+        event_log: id of the latest event at the last tick; None before the first.
+        alert_on: the setting at the last tick.
+        runs_seen: runs that ended before this time have been judged.
+        judged: ids of runs that were judged although they ended shortly after.
+        backfills_seen: backfills that ended until then have been judged.
+        failed_runs: see `failed_runs.FailedRun`.
+    """
+
+    since: float
+    event_log: int | None
+    alert_on: str
+    runs_seen: float
+    judged: list[str]
+    backfills_seen: float
+    failed_runs: list[dict[str, Any]]
+    kept: Shares
+    lost: Shares
+    incidents: Incidents
+    outbox: Outbox
+    _saved: str = field(default="", repr=False)
+
+    @classmethod
+    def load(cls, instance: dg.DagsterInstance, now: float) -> State:
+        """Return the state that was saved last, or that before the first tick."""
+        text = instance.daemon_cursor_storage.get_cursor_values({KEY}).get(KEY, "")
+        values = json.loads(text) if text else {}
+        if values.get("version") != _VERSION:
+            values = {}
+        return cls(
+            values.get("since", now),
+            values.get("event_log"),
+            values.get("alert_on", ""),
+            values.get("runs_seen", now - _LOOK_BACK),
+            values.get("judged", []),
+            values.get("backfills_seen", now - _LOOK_BACK),
+            values.get("failed_runs", []),
+            Shares.stored(values.get("kept")),
+            Shares.stored(values.get("lost")),
+            Incidents.stored(values.get("incidents")),
+            Outbox.stored(values.get("outbox")),
+            text,
+        )
+
+    def save(self, instance: dg.DagsterInstance) -> None:
+        """Save the state, if it has changed."""
+        plain = {
+            "version": _VERSION,
+            "since": self.since,
+            "event_log": self.event_log,
+            "alert_on": self.alert_on,
+            "runs_seen": self.runs_seen,
+            "judged": self.judged,
+            "backfills_seen": self.backfills_seen,
+            "failed_runs": self.failed_runs,
+            "kept": self.kept.plain(),
+            "lost": self.lost.plain(),
+            "incidents": self.incidents.plain(),
+            "outbox": self.outbox.plain(),
+        }
+        text = json.dumps(plain)
+        if text != self._saved:
+            instance.daemon_cursor_storage.set_cursor_values({KEY: text})
+            self._saved = text
+
+
+_FROM_EVENTS = (Kind.CHECK, Kind.NOT_LANDED, Kind.DRIFT, Kind.LOSS)
+_ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_RUNS = 500  # that ended, looked at in one tick
+_OVERLAP = 120.0  # seconds that clocks of processes may differ, and that a change takes to be seen
+
+
+@dataclass(frozen=True)
+class Found:
+    """The causes of one tick.
+
+    Args:
+        is_held: whether an incident stays although no cause is its own: nothing has happened since, or its
+            shards are being made again.
+    """
+
+    causes: list[Cause]
+    is_held: Callable[[str, Incident], bool]
+
+
+def find_causes(view: View, state: State, max_loss: float, fresh_within: float | None) -> Found:
+    """Return what is wrong now, and note in the state what has been looked at.
+
+    Args:
+        max_loss: share of a shard that may be lost.
+        fresh_within: seconds in which each asset must be materialized; None for no limit.
+    """
+    in_progress = runs_in_progress(view)
+    ended = _ended_runs(view, state)
+    latest = view.instance.event_log_storage.get_maximum_record_id() or 0
+    is_quiet = (
+        latest == state.event_log
+        and not ended
+        and all(incident.is_final or not incident.origin for incident in state.incidents.open.values())
+    )
+    found: list[Cause] = []
+    attempts = shards.Attempts({}, {})
+    checked: set[str] = set()
+    if not is_quiet:
+        attempts = shards.open_attempts(view)
+        active = [record.dagster_run.run_id for record in (*in_progress, *ended)]
+        is_first = state.event_log is None or len(ended) >= _RUNS
+        asked = (
+            checks.all_checks(view) if is_first else checks.checks_to_ask(view, active, state.incidents.open)
+        )
+        failed = checks.failed_checks(view, asked, shards.missing_shards(view, attempts.failed))
+        found += [*failed.causes, *failed.missing]
+        checked = failed.in_progress
+        state.kept.read(view, FILTERED)
+        state.lost.read(view, CURATED, max_loss)
+        found += [*drift(view, state.kept), *loss(view, state.lost, max_loss)]
+    state.event_log = latest
+    found += _failures(view, state, ended, found)
+    found += hanging(view, in_progress)
+    found += failing_ticks(view)
+    if fresh_within is not None:
+        found += stale_assets(view, fresh_within, state.since)
+
+    def is_held(key: str, incident: Incident) -> bool:
+        kind, subject = key.split("|")[:2]
+        if is_quiet and kind in _FROM_EVENTS:
+            return True
+        if kind == Kind.CHECK and key.rpartition("|")[0] in checked:
+            return True
+        pending = attempts.in_progress.get(subject, frozenset()) if kind == Kind.NOT_LANDED else frozenset()
+        return bool(pending) and (
+            incident.shards > len(incident.names) or not pending.isdisjoint(incident.names)
+        )
+
+    return Found(found, is_held)
+
+
+def detailed(view: View, cause: Cause) -> Cause:
+    """Return a cause with what a message needs and a tick alone does not: names, reasons, of how many."""
+    match cause.kind:
+        case Kind.CHECK:
+            return checks.with_names(view, cause)
+        case Kind.NOT_LANDED:
+            return shards.with_reasons(view, cause)
+    return cause
+
+
+def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
+    """Return what is new of a cause that was told of earlier backfills or runs; None: nothing is.
+
+    Args:
+        told: ids of those backfills and runs.
+    """
+    match cause.kind:
+        case Kind.CHECK:
+            return checks.new_part(view, cause, told)
+        case Kind.NOT_LANDED:
+            return shards.new_part(view, cause, told)
+    return cause
+
+
+def _ended_runs(view: View, state: State) -> list[dg.RunRecord]:
+    """Return the runs that ended since the last tick."""
+    since = dg.RunsFilter(
+        statuses=_ENDED, updated_after=datetime.fromtimestamp(state.runs_seen - _OVERLAP, UTC)
+    )
+    records = view.instance.get_run_records(
+        since, limit=_RUNS + len(state.judged), order_by="update_timestamp", ascending=True
+    )
+    view.add(record.dagster_run for record in records)
+    new = [record for record in records if record.dagster_run.run_id not in set(state.judged)]
+    state.judged = [record.dagster_run.run_id for record in records][-2 * _RUNS :]
+    state.runs_seen = new[-1].update_timestamp.timestamp() if len(new) >= _RUNS else view.now
+    return new
+
+
+def _failures(view: View, state: State, ended: list[dg.RunRecord], found: list[Cause]) -> list[Cause]:
+    """Return the failed runs and backfills that no failed check and no missing shard explains."""
+    known = [cause for cause in found if cause.kind in _FROM_EVENTS and cause.severity == "error"]
+    runs = {run_id for cause in known for run_id in cause.run_ids}
+    origins = {cause.origin.id for cause in known if cause.origin}
+    failures = failed_runs(view, state.failed_runs, ended, runs)
+    state.failed_runs, state.backfills_seen = failed_backfills(view, failures, state.backfills_seen, origins)
+    return [FailedRun.stored(failure).cause(view) for failure in state.failed_runs]
 
 
 def tick(
@@ -50,3 +498,23 @@ def tick(
     waiting = sum(len(box.waiting) for box in state.outbox.mailboxes.values())
     told = sum(incident.is_told for incident in state.incidents.open.values())
     return f"{counted(told, 'open problem')}; {counted(delivered, 'message')} delivered, {waiting} waiting"
+
+
+def alerts_sensor(settings: Settings) -> dg.SensorDefinition:
+    """Return the sensor; it runs by itself if MM_ALERTS names a target."""
+
+    @dg.sensor(
+        name="alerts",
+        minimum_interval_seconds=30,
+        default_status=dg.DefaultSensorStatus.RUNNING if settings.alerts else dg.DefaultSensorStatus.STOPPED,
+        description="Tells the targets in MM_ALERTS what is wrong, once for each cause, and when it is over.",
+    )
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        """Tell what is wrong, once for each cause, and when it is over."""
+        if not settings.alerts:
+            return dg.SkipReason("MM_ALERTS names no target")
+        repository = context.repository_def
+        assert repository is not None, "Dagster gives a sensor its code location"
+        return dg.SkipReason(tick(context.instance, repository, settings, time.time(), context.log.warning))
+
+    return alerts

@@ -17,21 +17,20 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata
 from lance.schema import LanceSchema
 
-from mm_assets.formats.lance.damage import opened
 from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.location import Location
-from mm_assets.formats.lance.storage_types import (
+from mm_assets.formats.lance.snapshot import opened
+from mm_assets.formats.lance.types import (
     ARROW_TYPE,
     from_storage,
     from_storage_schema,
     to_storage,
     to_storage_schema,
 )
-from mm_assets.interleaved.errors import MmAssetsError
-from mm_assets.interleaved.json_values import is_json, json_field
-from mm_assets.interleaved.nested_types import plain_type
-from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, order_columns
-from mm_assets.interleaved.unify import unify_schemas
+from mm_assets.model.json_codec import is_json, json_field
+from mm_assets.model.nested_types import plain_type
+from mm_assets.model.notices import MmAssetsError
+from mm_assets.model.schema import RESERVED_COLUMNS, align_table, order_columns, unify_schemas
 
 _NO_DATA = -2  # Lance's own mark for a column of a file that is no field of the table any more
 _TEMPORARY = "__mm_assets_new_"

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.free_memory import FreeMemory
+from mm_assets.formats.conversion import FreeMemory
 from mm_assets.formats.lance.location import Location
-from mm_assets.formats.lance.storage_types import file_version, to_storage, to_storage_schema
-from mm_assets.interleaved.errors import DataError
+from mm_assets.formats.lance.types import file_version, to_storage, to_storage_schema
+from mm_assets.model.notices import DataError
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
+
 
 _RELEASE_BYTES = 8 << 20  # written between two releases of memory
 _JOINED_BYTES = 20 << 20  # a batch of 16 MiB, and what a sample more may add

@@ -1,26 +1,37 @@
 """Snapshot of a Lance table: the fragments and the record of each partition in one version.
 
 Work on a version is repeated when another committer came first.
+
+Ownership of rows by partitions, and the Lance operation that removes rows.
+
+Detection of unreadable data in a Lance table.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from lance.commit import CommitConflictError
 
-from mm_assets.formats.lance.partitions import LancePartitionStats, PartitionRecord
-from mm_assets.formats.lance.unanswered import until_answered
-from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.formats.lance.location import until_answered
+from mm_assets.formats.lance.records import LancePartitionStats, PartitionRecord
+from mm_assets.formats.lance.types import with_original_names
+from mm_assets.model.notices import MmAssetsError
+from mm_assets.storage.errors import StoreError, cause_line, error_line, is_of_store, located
 
 Result = TypeVar("Result")
 
@@ -297,3 +308,211 @@ def retry_on_conflict(action: Callable[[], Result]) -> Result:
 def _is_conflict(error: Exception) -> bool:
     """Return whether another commit came first. Of indexes, Lance says so in words alone."""
     return isinstance(error, CommitConflictError) or _CONFLICT in str(error)
+
+
+class Ownership:
+    """The partition of each row of one version, by the records of all partitions.
+
+    A row in a data file that a record names belongs to that partition. Other files were made by compaction,
+    or by someone's update, append or overwrite: there a row belongs to the partition whose live record has
+    its sample id, else to none.
+    """
+
+    def __init__(self, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> None:
+        self._snapshot = snapshot
+        self._records = records
+        named = ((name, record) for name, entries in records.items() for record in entries)
+        self.of_fragment = {id_: name for name, record in named for id_ in snapshot.all_fragment_ids(record)}
+
+    def of_rows(
+        self, rows: Collection[tuple[str, int]], ignored: Collection[str] = ()
+    ) -> dict[tuple[str, int], str]:
+        """Return (sample id, fragment) -> partition, "" for orphan rows.
+
+        Args:
+            ignored: partitions whose claims by sample id do not count.
+        """
+        unnamed = {sample_id for sample_id, fragment in rows if fragment not in self.of_fragment}
+        owners = self.owners(unnamed, ignored)
+        return {
+            row: self.of_fragment.get(row[1]) or (owners[row[0]].partition if row[0] in owners else "")
+            for row in rows
+        }
+
+    def owners(
+        self, sample_ids: Collection[str], ignored: Collection[str] = ()
+    ) -> dict[str, PartitionRecord]:
+        """Return sample id -> the live record that has it."""
+        if not sample_ids:
+            return {}
+        requested = pa.array(sorted(sample_ids), pa.string())
+        found: dict[str, PartitionRecord] = {}
+        for name, entries in self._records.items():
+            live = self._snapshot.live(entries) if name not in ignored else None
+            if live is not None:
+                ids = live.sample_ids()
+                found.update(dict.fromkeys(ids.filter(pc.is_in(ids, requested)).to_pylist(), live))
+        return found
+
+
+def removal_operation(
+    snapshot: Snapshot, removed: Collection[int], rows: Mapping[int, Iterable[str]], new: Sequence[Any] = ()
+) -> lance.LanceOperation.Update | None:
+    """Return the operation that removes fragments and rows, and adds fragments.
+
+    None if there is nothing to do.
+
+    Args:
+        removed: fragments to remove as a whole.
+        rows: sample ids whose rows are removed, by fragment.
+        new: fragments to add.
+    """
+    removed_ids, updated = set(removed), []
+    for id_, sample_ids in rows.items():
+        remaining = snapshot.fragment(id_).delete(ids_predicate(sorted(sample_ids)))
+        if remaining is None:
+            removed_ids.add(id_)
+        else:
+            updated.append(remaining)
+    if not (removed_ids or updated or new):
+        return None
+    return lance.LanceOperation.Update(
+        removed_fragment_ids=sorted(removed_ids), updated_fragments=updated, new_fragments=list(new)
+    )
+
+
+_STDERR = 2
+_PANIC = re.compile(rb"\n?^thread '[^\n]* panicked at .*", re.MULTILINE | re.DOTALL)
+_stderr_is_led_away = threading.Lock()
+_ROWS_AT_ONCE = 4096
+_RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
+
+
+@contextmanager
+def naming_table(uri: str) -> Iterator[None]:
+    """Turn Lance's errors for damaged files into ``OSError``, in one line that names the table.
+
+    This includes Lance's panics, which are no ``Exception``. What a store refused is a ``StoreError``: the
+    files may be as they were written.
+    """
+    try:
+        with located(uri):
+            yield
+    except FileNotFoundError:
+        raise
+    except BaseException as error:
+        if is_of_store(error):
+            raise StoreError(error_line(error)) from error
+        if not isinstance(error, _RAISED) and type(error).__name__ != "PanicException":
+            raise
+        raise OSError(f"{uri}: unreadable Lance data: {cause_line(error, uri)}") from error
+
+
+def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
+    """Open a version of a table.
+
+    Raises:
+        OSError: for a damaged manifest.
+    """
+
+    def attempt() -> lance.LanceDataset:
+        with _without_panic_text():
+            dataset = lance.dataset(uri, **arguments)
+            _ = dataset.schema  # decoded on first use
+            return dataset
+
+    with naming_table(uri):
+        return until_answered(attempt)
+
+
+@contextmanager
+def _without_panic_text() -> Iterator[None]:
+    """Keep from stderr what Rust itself prints there of a panic, which the error says as well.
+
+    What else is printed meanwhile, 64 KiB at most, comes after the block.
+    """
+    with _stderr_is_led_away, ExitStack() as stack:
+        try:
+            stderr = os.dup(_STDERR)
+        except OSError:  # there is none
+            yield
+            return
+        stack.callback(os.close, stderr)
+        read_end, write_end = os.pipe()
+        for end in (read_end, write_end):
+            stack.callback(os.close, end)
+            os.set_blocking(end, False)
+        os.dup2(write_end, _STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, _STDERR)
+            with suppress(OSError):  # nothing was printed, or stderr takes nothing
+                os.write(stderr, _PANIC.sub(b"", os.read(read_end, 1 << 16)))
+
+
+def is_readable(uri: str, read: Callable[[], object]) -> bool:
+    """Return whether ``read`` succeeds.
+
+    Raises:
+        StoreError: nobody can tell, as the store refuses.
+    """
+    try:
+        with naming_table(uri):
+            until_answered(read)
+    except StoreError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def unreadable_text(fragments: Sequence[Any], error: Exception) -> str | None:
+    """Return which sample and column are meant if Lance refuses text that is not UTF-8; else None."""
+    if "utf-8" not in str(error):
+        return None
+    for fragment in fragments:
+        for stored, field in zip(fragment.schema.names, with_original_names(fragment.schema), strict=True):
+            numbers = list(range(fragment.count_rows()))
+            if not any(word in str(field.type) for word in ("string", "json")):
+                continue
+            for start in range(0, len(numbers), _ROWS_AT_ONCE):
+                rows = numbers[start : start + _ROWS_AT_ONCE]
+                if not _refuses(fragment, rows, stored):
+                    continue
+                place = f"rows {rows[0]} to {rows[-1]}"
+                while len(rows) > 1 and "dictionary" not in str(field.type):
+                    half = rows[: len(rows) // 2]
+                    rows = half if _refuses(fragment, half, stored) else rows[len(half) :]
+                if len(rows) == 1:
+                    place = f"row {rows[0]}"
+                    if not _refuses(fragment, rows, "sample_id"):
+                        sample_id = fragment.take(rows, columns=["sample_id"]).column(0)[0].as_py()
+                        place = f"sample {sample_id!r:.200}"
+                return f"{place}, column {field.name!r}: text that is not UTF-8"
+    return None
+
+
+def _refuses(fragment: Any, rows: Sequence[int], column: str) -> bool:
+    try:
+        fragment.take(rows, columns=[column])
+    except _RAISED as error:
+        return "utf-8" in str(error)
+    return False
+
+
+def unreadable_fragments(
+    uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]
+) -> set[int]:
+    """Return the fragments of some partitions of which not even the sample ids can be read."""
+    fragment_ids = {
+        id_ for entries in records.values() for record in entries for id_ in snapshot.all_fragment_ids(record)
+    }
+    return {id_ for id_ in fragment_ids if not is_readable(uri, lambda id_=id_: _read_ids(snapshot, id_))}  # type: ignore[misc]
+
+
+def _read_ids(snapshot: Snapshot, fragment: int) -> None:
+    scanner = snapshot.dataset.scanner(columns=["sample_id"], fragments=[snapshot.fragment(fragment)])
+    rows = sum(batch.num_rows for batch in scanner.to_batches())
+    if rows != snapshot.fragments[fragment].num_rows:
+        raise ValueError(f"{rows} rows instead of {snapshot.fragments[fragment].num_rows}")

@@ -1,4 +1,11 @@
-"""`LanceTable`: one Lance table of many partitions, any number of which is replaced in one commit."""
+"""`LanceTable`: one Lance table of many partitions, any number of which is replaced in one commit.
+
+Repair of a table before a commit: damage in partitions about to be replaced must not prevent it.
+
+One version of a Lance table, held while others commit: its partitions, their files, and tags.
+
+Maintenance of a Lance table: compaction, indexes, old versions.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,8 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -13,21 +22,33 @@ import lance
 import pyarrow as pa
 
 from mm_assets.formats.lance import evolution
-from mm_assets.formats.lance.damage import opened
-from mm_assets.formats.lance.fragments import FragmentSet
-from mm_assets.formats.lance.indexes import cover_all_rows
-from mm_assets.formats.lance.location import Location, each
-from mm_assets.formats.lance.orphan_rows import (
+from mm_assets.formats.lance.commit import (
     OrphanRows,
+    Replacement,
+    check_distinct,
+    cover_all_rows,
+    find_duplicates,
     find_orphan_rows,
+    find_repeated,
+    has_sound_indexes,
     partitions_with_values,
+    rebuild,
     rows_by_fragment,
 )
-from mm_assets.formats.lance.ownership import removal_operation
-from mm_assets.formats.lance.partitions import LancePartitionStats, PartitionRecord, PartitionRecords
-from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_duplicates, find_repeated
-from mm_assets.formats.lance.snapshot import SETS, Snapshot, StaleSnapshot, retry_on_conflict
-from mm_assets.formats.lance.storage_types import from_storage_schema
+from mm_assets.formats.lance.fragments import FragmentSet
+from mm_assets.formats.lance.location import Location, each
+from mm_assets.formats.lance.records import LancePartitionStats, PartitionRecord, PartitionRecords
+from mm_assets.formats.lance.snapshot import (
+    SETS,
+    Snapshot,
+    StaleSnapshot,
+    naming_table,
+    opened,
+    removal_operation,
+    retry_on_conflict,
+    unreadable_fragments,
+)
+from mm_assets.formats.lance.types import from_storage_schema
 
 Result = TypeVar("Result")
 
@@ -329,3 +350,137 @@ class LanceTable:
 
 def _describe(sets: Iterable[FragmentSet]) -> str:
     return json.dumps({s.partition: {"set": s.set_id, "rows": s.rows, "digest": s.digest} for s in sets})
+
+
+class MendingTable(LanceTable):
+    """A `LanceTable` whose damaged files can be removed.
+
+    Each method may be repeated, also after a crash.
+    """
+
+    def drop_damaged_records(self, partitions: Collection[str]) -> None:
+        """Delete unreadable records of these partitions, which are about to be written again."""
+        self._records.drop_damaged(partitions)
+
+    def take_out_unreadable(self, partitions: Collection[str]) -> None:
+        """Remove unreadable fragments of partitions that are about to be written again, in one commit."""
+
+        def attempt() -> None:
+            snapshot, records = self._consistent(lambda: self._records.of(partitions))
+            operation = removal_operation(snapshot, unreadable_fragments(self.uri, snapshot, records), {})
+            if operation is not None:
+                self._apply(snapshot.dataset, operation, {})
+
+        retry_on_conflict(attempt)
+
+    def mend_indexes(self, partitions: Collection[str]) -> None:
+        """Rebuild the indexes if they do not find all rows of these partitions."""
+        snapshot, records = retry_on_conflict(lambda: self._consistent(lambda: self._records.of(partitions)))
+        if not has_sound_indexes(self.uri, snapshot, records):
+            retry_on_conflict(lambda: rebuild(self.dataset()))
+
+
+DATA = "data"
+
+
+@dataclass(frozen=True)
+class PinnedPartition:
+    """A partition of the version, and its data files: paths below the table."""
+
+    stats: LancePartitionStats
+    files: tuple[str, ...]
+
+
+class PinnedTable:
+    """The newest version of a table at the time of the call.
+
+    Raises:
+        FileNotFoundError: there is no table.
+        OSError: its manifest is damaged.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self._location = Location(uri, storage_options)
+        self._snapshot = Snapshot(LanceTable(uri, storage_options).dataset())
+        self._records = PartitionRecords(self._location)
+
+    @property
+    def version(self) -> int:
+        """The number of the version."""
+        return self._snapshot.version
+
+    def partitions(self, names: Collection[str]) -> dict[str, PinnedPartition]:
+        """Return those of some partitions that have rows in the version.
+
+        Records are read for these partitions alone. Files that hold rows of several partitions, after a
+        compaction, are of none of them.
+        """
+        found = {}
+        lives = (self._snapshot.live(records) for records in self._records.of(names).values())
+        for name, stats in self._snapshot.stats(live for live in lives if live is not None).items():
+            files = [
+                f"{DATA}/{file.path}"
+                for id_ in stats.fragment_ids
+                for file in self._snapshot.fragments[id_].files
+            ]
+            found[name] = PinnedPartition(stats, tuple(files))
+        return found
+
+    def data_files(self) -> list[str]:
+        """Return the paths of all data files of the version, below the table."""
+        fragments = self._snapshot.fragments.values()
+        return sorted({f"{DATA}/{file.path}" for fragment in fragments for file in fragment.files})
+
+    def tags(self) -> dict[str, int]:
+        """Return the version of each tag of the table."""
+        with naming_table(self._location.uri):
+            return {name: int(tag["version"]) for name, tag in self._snapshot.dataset.tags.list().items()}
+
+    def tag(self, name: str) -> None:
+        """Give the version a tag, or move the tag of this name to it. Clean-up keeps tagged versions."""
+        tags = self._snapshot.dataset.tags
+        with naming_table(self._location.uri):
+            if name in self.tags():
+                tags.update(name, self.version)
+            else:
+                tags.create(name, self.version)
+
+
+@dataclass(frozen=True)
+class MaintenanceReport:
+    """What maintenance has done.
+
+    Args:
+        fragments_removed: number of fragments that were merged into others.
+        versions_removed: number of old versions that were removed.
+        bytes_removed: bytes of data that no version needs any more.
+    """
+
+    fragments_removed: int = 0
+    versions_removed: int = 0
+    bytes_removed: int = 0
+
+
+def maintain(
+    uri: str | os.PathLike[str],
+    keep: timedelta = timedelta(days=7),
+    storage_options: Mapping[str, str] | None = None,
+) -> MaintenanceReport:
+    """Merge small fragments, bring the indexes up to date, and remove old versions.
+
+    Partitions stay replaceable: whose rows are in a merged fragment is known by their sample ids. Tagged
+    versions stay, and so does every version younger than ``keep``: a reader may be at one.
+
+    Raises:
+        OSError: also where another process has committed in between too often; the table is whole then.
+    """
+    table = LanceTable(uri, storage_options)
+    if not table.exists():
+        return MaintenanceReport()
+    dataset = table.dataset()
+    merged = dataset.optimize.compact_files()
+    cover_all_rows(table.dataset())
+    removed = table.dataset().cleanup_old_versions(older_than=keep, error_if_tagged_old_versions=False)
+    return MaintenanceReport(
+        max(0, merged.fragments_removed - merged.fragments_added), removed.old_versions, removed.bytes_removed
+    )

@@ -1,15 +1,255 @@
-"""Join of the tars of one shard group by key, whatever the order of their members."""
+"""Join of the tars of one shard group by key, whatever the order of their members.
+
+Pairing of shards: groups of one tar per modality.
+
+Local file descriptors of the tars of a shard group, local or remote.
+
+Index of one modality's tar, from its headers: the payload of each key and extension.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import random
+import re
+import stat
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import IO, Any, NamedTuple
+from urllib.parse import urlparse
 
-from mm_assets.formats.paired.tar_index import ModalityTarIndex, Payload
-from mm_assets.formats.tar.header import damage
-from mm_assets.interleaved.errors import DataError
+from webdataset.gopen import gopen, gopen_schemes, rewrite_url
+from webdataset.pytorch import IterableDataset
+from webdataset.shardlists import envsubst
+from webdataset.tariterators import base_plus_ext
+
+from mm_assets.formats.tar.index import damage
+from mm_assets.formats.tar.scan import scan
+from mm_assets.formats.tar.spool import local_tar, plain_descriptor, unpacked_limit
+from mm_assets.model.notices import DataError, counted
+from mm_assets.storage.files import open_binary
+from mm_assets.storage.stores import expand_braces
+
+__all__ = ["PairedShardList"]
+
+
+SelectFiles = Callable[[str], bool]
+RenameFiles = Callable[[str], str]
+
+_FOR_WEBDATASET = re.compile(r"__[^/]*__($|/)")  # members about the tar itself; webdataset ignores them
+
+
+class Payload(NamedTuple):
+    """Place of one file in the tar; both in bytes."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModalityTarIndex:
+    """The payload of each key and extension, keys in the order of their first members.
+
+    ``unkeyed`` has the files that belong to no sample, ``left_out`` those that macOS or tar had added.
+    """
+
+    fd: int
+    url: str
+    payloads: dict[str, dict[str, Payload]]
+    extensions: frozenset[str]
+    unkeyed: list[str]
+    left_out: list[str]
+
+
+def index_samples(
+    fd: int, url: str, select: SelectFiles | None = None, rename: RenameFiles | None = None
+) -> ModalityTarIndex:
+    """Index an open tar.
+
+    Names become keys and lower-case extensions by webdataset's rule, after ``rename`` and ``select``. A
+    leading ``./`` is not part of a name. The members of a key need not be adjacent. A link inside the tar
+    stands for the file it leads to.
+
+    Raises:
+        TarDamage: The tar is cut or corrupt.
+        DataError: A key has an extension twice, webdataset reserves the extension (such as ``__url__``), or a
+            member cannot be read.
+    """
+    payloads: dict[str, dict[str, Payload]] = {}
+    extensions: dict[str, str] = {}  # one string for all members that share an extension
+    unkeyed: list[str] = []
+    index = scan(fd, url)
+    for member in index.members:
+        name = member.name
+        if _FOR_WEBDATASET.match(name):
+            continue
+        if rename is not None:
+            name = rename(name)
+        if select is not None and not select(name):
+            continue
+        key, extension = base_plus_ext(name)
+        if key is None:
+            unkeyed.append(name)
+            continue
+        if member.broken is not None:
+            raise DataError(f"{url}: member {member.name!r} cannot be read: {member.broken}")
+        extension = extension.lower()
+        extension = extensions.setdefault(extension, extension)
+        if extension.startswith("__") and extension.endswith("__"):
+            raise DataError(
+                f"{url}: member {member.name!r}: webdataset keeps names like {extension!r} for itself"
+            )
+        files = payloads.setdefault(key, {})
+        if extension in files:
+            raise DataError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")
+        files[extension] = Payload(member.offset, member.size)
+    unkeyed += (f"{skipped.name} ({skipped.reason})" for skipped in index.skipped)
+    return ModalityTarIndex(fd, url, payloads, frozenset(extensions), unkeyed, list(index.left_out))
+
+
+ShardUrls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+ShardGroup = dict[str, dict[str, str]]  # {"urls": {modality: url}}
+
+_MAX_SUBSTITUTIONS = 10
+_TAR_NAME = re.compile(r"""([^\s/"'=?&]+)\.(?:tar(?:\.\w+)?|tgz)\b""")
+
+
+class PairedShardList(IterableDataset):
+    """An iterable of one ``{"urls": {modality: url}}`` per shard: the n-th URL of every modality.
+
+    Args:
+        modalities: URLs by modality. A string is expanded as webdataset does (braces, ``::`` between several,
+            ``${X}`` for the environment's ``WDS_X``); a list of URLs is taken as it is.
+        seed: Gives every pass the same shuffled order. None keeps the order.
+
+    Raises:
+        ValueError: There are no modalities or no shards, or the modalities differ in the number of shards.
+
+    Warns once, here, if paired shards have different file names.
+    """
+
+    def __init__(self, modalities: Mapping[str, ShardUrls], seed: int | None = None) -> None:
+        super().__init__()
+        if not isinstance(modalities, Mapping):
+            raise TypeError(
+                "modalities must be a mapping from each one's name to its shards, "
+                f"not {type(modalities).__name__}"
+            )
+        urls = {name: _expand(given) for name, given in modalities.items()}
+        counts = {name: len(expanded) for name, expanded in urls.items()}
+        if not counts:
+            raise ValueError("no modalities")
+        if len(set(counts.values())) > 1:
+            listed_counts = ", ".join(f"{name}={count}" for name, count in counts.items())
+            raise ValueError(f"all modalities must have the same number of shards: {listed_counts}")
+        if not all(counts.values()):
+            raise ValueError("no shards")
+        self.seed = seed
+        self.groups = [dict(zip(urls, group, strict=True)) for group in zip(*urls.values(), strict=True)]
+        _warn_of_names(self.groups)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {counted(len(self.groups), 'shard')}: {', '.join(self.groups[0])}>"
+
+    def __len__(self) -> int:
+        """Number of shard groups."""
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[ShardGroup]:
+        groups = self.groups.copy()
+        if self.seed is not None:
+            random.Random(self.seed).shuffle(groups)
+        for urls in groups:
+            yield {"urls": dict(urls)}
+
+
+def shard_name(url: str) -> str:
+    """Return a shard's file name without ``.tar`` and what follows; it may be within a ``pipe:`` command."""
+    names = _TAR_NAME.findall(url)
+    return names[-1] if names else url.rstrip("/").rpartition("/")[2]
+
+
+def _expand(given: ShardUrls) -> list[str]:
+    if isinstance(given, str):
+        return [name for url in given.split("::") for name in expand_braces(_substituted(url))]
+    if isinstance(given, os.PathLike):
+        return [os.fspath(given)]
+    return [os.fspath(url) for url in given]
+
+
+def _substituted(url: str) -> str:
+    """Substitute variables as webdataset does: values may name further variables."""
+    for _ in range(_MAX_SUBSTITUTIONS):
+        url = envsubst(url)
+    return url
+
+
+def _warn_of_names(groups: list[dict[str, str]]) -> None:
+    differing = [group for group in groups if len({shard_name(url) for url in group.values()}) > 1]
+    if differing:
+        example = ", ".join(f"{name}={url!r}" for name, url in differing[0].items())
+        warnings.warn(
+            f"shards are paired by index, and the names differ in {len(differing)} of {len(groups)} pairs; "
+            f"the first is {example}",
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def open_shards(urls: Sequence[str]) -> Iterator[list[int]]:
+    """Open a descriptor of an uncompressed tar for each URL, for ``pread`` until the end of the block.
+
+    A local file is opened as it is. A stream (``pipe:``, ``https:``, …) or a gzip file is spooled into an
+    unlinked temporary file, all of the group in parallel. So a truncated stream is detected before the first
+    sample.
+
+    Raises:
+        OSError: Opening or reading fails, or a command fails after its last byte. Other errors of opening and
+            reading pass through as well.
+    """
+    with ExitStack() as stack:
+        streams = []
+        for url in urls:
+            streams.append(_open(url))
+            stack.callback(_abandon, streams[-1])
+        descriptors = [plain_descriptor(stream) for stream in streams]
+        to_spool = [at for at, fd in enumerate(descriptors) if fd is None]
+        if to_spool:
+            with ThreadPoolExecutor(len(to_spool)) as threads:
+                spooled = threads.map(lambda at: _spool(streams[at], urls[at], stack), to_spool)
+                for at, fd in zip(to_spool, spooled, strict=True):
+                    descriptors[at] = fd
+        yield [fd for fd in descriptors if fd is not None]
+
+
+def _open(url: str) -> IO[bytes]:
+    """Open a URL with webdataset if it knows the scheme, else with fsspec."""
+    scheme = urlparse(rewrite_url(url)).scheme
+    if scheme in ("", "file") or scheme in gopen_schemes:
+        stream: IO[bytes] = gopen(url)
+        return stream
+    return open_binary(url)
+
+
+def _spool(stream: IO[bytes], url: str, stack: ExitStack) -> int:
+    try:
+        fd = stream.fileno()
+        limit = unpacked_limit(os.fstat(fd).st_size) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except (AttributeError, OSError):
+        limit = None
+    spooled = stack.enter_context(local_tar(stream, url, max_bytes=limit))
+    stream.close()  # raises if a command has failed
+    return spooled
+
+
+def _abandon(stream: IO[bytes]) -> None:
+    with suppress(OSError):  # a command fails when its reader stops; the cause was raised before
+        stream.close()
+
 
 Sample = dict[str, Any]
 

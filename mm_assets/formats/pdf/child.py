@@ -1,23 +1,326 @@
-"""Main function of a process that reads PDFs: the only one in which pdfium runs."""
+"""Main function of a process that reads PDFs: the only one in which pdfium runs.
+
+An open PDF document, refused unless it is whole.
+
+What a process that reads PDFs allows itself: memory for each document, CPU time for each page.
+
+Items of a PDF in reading order by the layout of its pages, and pictures of given boxes.
+
+Messages between a process that reads PDFs and its parent: a JSON object, and bytes behind it.
+
+The parent opens a document (``size``, and its bytes). The child says page by page that it is alive
+(``page``), then what the document is (``document``). The parent asks for the items in reading order
+(``read``), for the pictures of given boxes (``pictures``), or for nothing (``stop``). Each item is a message
+(``content``), then comes ``end``. Instead of any answer the child may refuse the document (``refused``), or
+say that it gets no more memory (``memory``).
+
+The child has read what strangers made: the parent trusts none of its messages (`answers`).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
+import resource
+import signal
 import socket
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, cast
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from mm_assets.formats.pdf.budget import Budget, confine
-from mm_assets.formats.pdf.document import open_document
-from mm_assets.formats.pdf.errors import UnreadablePdf
-from mm_assets.formats.pdf.item import Picture
-from mm_assets.formats.pdf.items import items_by_layout, page_sizes, pictures_in
-from mm_assets.formats.pdf.limits import Limits
-from mm_assets.formats.pdf.wire import MAX_DESCRIPTION, MAX_WORDS, ChildEnd, Header
-from mm_assets.interleaved.faults import Fault
+from mm_assets.formats.pdf.layout import Frame, Item, Picture, Piece, blocks_of
+from mm_assets.formats.pdf.limits import Limits, UnreadablePdf
+from mm_assets.formats.pdf.page_content import Crops, DrawnImages, images_on, picture_of, pieces_of
+from mm_assets.model.notices import Fault, ImageError, unreadable_image
 
 if TYPE_CHECKING:
-    from pypdfium2 import PdfDocument
+    from pypdfium2 import PdfDocument, PdfPage
+
+
+# No single piece of memory that pdfium asks for is larger. It can do without some: an image is left out then,
+# or a part of a page, and nobody is told. So the system refuses only what is that far beyond the limit. The
+# process has been beyond the limit itself before that, and its parent sees it.
+LARGEST_PIECE = 2 << 30
+
+_STATM = Path("/proc/self/statm")  # Linux only
+_PR_SET_PDEATHSIG = 1
+_MAX_OUTPUT = 1 << 16  # bytes that it may write to any file; that is its stderr
+
+
+def confine() -> None:
+    """Let this process die with its parent (Linux), and leave nothing behind when it crashes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a parent may block signals, which is inherited
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent decides what happens to the work
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_FSIZE, _MAX_OUTPUT)
+
+
+class Budget:
+    """Memory and CPU time of one document at a time, beyond what this process has when it is made."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._start = _address_space()
+        self._began = 0.0
+
+    def begin(self, size: int) -> None:
+        """Allow what a document of ``size`` bytes may take; the process ends where the system does not.
+
+        With less, parts of pages could be missing, and nobody would be told.
+        """
+        self._began = time.process_time()
+        if self._start is not None:
+            most = self._start + self._limits.memory_for(size) + LARGEST_PIECE
+            _, hardest = resource.getrlimit(resource.RLIMIT_AS)
+            if hardest != resource.RLIM_INFINITY and hardest < most:
+                needed = f"PDFs need room for {most >> 20} MiB, even if few take as much"
+                sys.exit(f"address space is limited to {hardest >> 20} MiB (ulimit -v); {needed}")
+            _limit(resource.RLIMIT_AS, most)
+        self._begin_page()
+
+    def step(self) -> None:
+        """Allow the time of another page.
+
+        Raises:
+            UnreadablePdf: the document has had its time.
+        """
+        if time.process_time() - self._began > self._limits.document_seconds:
+            raise UnreadablePdf(f"took longer than {self._limits.document_seconds} s of CPU time")
+        self._begin_page()
+
+    def end(self) -> None:
+        """Allow all the time that the system does."""
+        _limit(resource.RLIMIT_CPU, resource.RLIM_INFINITY)
+
+    def _begin_page(self) -> None:
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + self._limits.page_seconds)
+
+
+def _limit(what: int, most: int) -> None:
+    """Set a limit, as far as the system allows."""
+    _, hardest = resource.getrlimit(what)
+    if hardest != resource.RLIM_INFINITY and (most == resource.RLIM_INFINITY or most > hardest):
+        most = hardest
+    with suppress(ValueError, OSError):  # macOS has no limit on memory
+        resource.setrlimit(what, (most, hardest))
+
+
+def _address_space() -> int | None:
+    try:
+        return int(_STATM.read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+MAX_POINTS = 200 * 72  # largest side of a page: 200 inches, by the PDF standard
+
+_ENDS = 1024  # bytes: other readers, too, search as many for the first and the last mark
+
+
+@contextmanager
+def open_document(data: bytes, most_pages: int) -> Iterator[PdfDocument]:
+    """Open a document; not for several threads, as pdfium may be called by one at a time.
+
+    pdfium itself mends what is cut or damaged, with what it finds, and says nothing. So a file that it has
+    to mend is refused.
+
+    Args:
+        data: the file.
+        most_pages: a document with more is refused.
+
+    Raises:
+        UnreadablePdf: it is no PDF, encrypted, cut, damaged, has no pages or too many, or pdfium fails while
+            it is used.
+    """
+    import pypdfium2
+    import pypdfium2.raw as pdfium
+
+    if b"%PDF-" not in data[:_ENDS]:
+        raise UnreadablePdf("no PDF: it does not begin with %PDF-")
+    if b"%%EOF" not in data[-_ENDS:]:
+        raise UnreadablePdf("the file is cut: it does not end with %%EOF")
+    try:
+        document = pypdfium2.PdfDocument(data)
+    except pypdfium2.PdfiumError as error:
+        needs_password = error.err_code == pdfium.FPDF_ERR_PASSWORD
+        reason = (
+            "encrypted: it needs a password"
+            if needs_password
+            else f"pdfium cannot open it, it is broken or has no pages: {error}"
+        )
+        raise UnreadablePdf(reason) from error
+    try:
+        if not pdfium.FPDF_DocumentHasValidCrossReferenceTable(document):
+            hint = "mend the file first (qpdf broken.pdf mended.pdf)"
+            raise UnreadablePdf(f"its cross-reference table is damaged: {hint}")
+        if not 0 < len(document) <= most_pages:
+            raise UnreadablePdf(f"{len(document)} pages, at least 1 and at most {most_pages}")
+        yield document
+    except (pypdfium2.PdfiumError, UnicodeError) as error:
+        raise UnreadablePdf(f"pdfium cannot read it: {error}") from error
+    finally:
+        document.close()
+
+
+@contextmanager
+def open_page(document: PdfDocument, number: int) -> Iterator[tuple[PdfPage, Frame]]:
+    """Open a page, counted from 1, and yield it with its frame.
+
+    Raises:
+        UnreadablePdf: it cannot be opened, or is empty or too large.
+    """
+    import pypdfium2
+
+    try:
+        page = document[number - 1]
+    except pypdfium2.PdfiumError as error:
+        raise UnreadablePdf(f"page {number} cannot be opened: {error}") from error
+    try:
+        left, bottom, right, top = page.get_bbox()
+        frame = Frame(left, bottom, right, top, page.get_rotation())
+        if not all(1 <= side <= MAX_POINTS for side in frame.size):
+            width, height = frame.size
+            raise UnreadablePdf(
+                f"page {number} has {width:g} x {height:g} points, at most {MAX_POINTS} a side"
+            )
+        yield page, frame
+    finally:
+        page.close()
+
+
+HEAD = struct.Struct(">II")  # bytes of the JSON, bytes behind it
+MAX_HEADER = 1 << 16
+MAX_DESCRIPTION = 64 << 20  # bytes of JSON: title, author and the sizes of all pages
+MAX_WORDS = 1 << 16  # bytes of a reason or a fault
+
+Header = dict[str, Any]
+
+
+def packed(header: Header, size: int) -> bytes:
+    """Return the beginning of a message that ``size`` bytes follow."""
+    text = json.dumps(header).encode()
+    return HEAD.pack(len(text), size) + text
+
+
+class ChildEnd:
+    """The child's end of the connection."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """Send a message, at the latest with the next `flush`."""
+        self._file.write(packed(header, len(body)))
+        self._file.write(body)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        self._file.flush()
+
+    def receive(self) -> tuple[Header, int] | None:
+        """Return the next message, and how many bytes follow it; None if the parent is gone."""
+        self.flush()
+        head = self._file.read(HEAD.size)
+        if len(head) < HEAD.size:
+            return None
+        length, size = HEAD.unpack(head)
+        return json.loads(self._file.read(length)), size
+
+    def body(self, size: int) -> bytes:
+        """Return the bytes that follow a message."""
+        return self._file.read(size)
+
+
+DPI = 144  # of images that only a block file knows
+
+_SAME = 0.9  # intersection over union from which a block's box is that of an embedded image
+
+Step = Callable[[int], None]
+"""What is called before a page is opened, with its number."""
+
+
+def page_sizes(document: PdfDocument, step: Step) -> list[list[float]]:
+    """Return width and height of each page as it is shown, in points.
+
+    Raises:
+        UnreadablePdf: a page cannot be opened.
+    """
+    sizes = []
+    for number in range(1, len(document) + 1):
+        step(number)
+        with open_page(document, number) as (_, frame):
+            sizes.append([round(side, 2) for side in frame.size])
+    return sizes
+
+
+def items_by_layout(document: PdfDocument, data: bytes, most: int, step: Step) -> Iterator[Item]:
+    """Yield the items of all pages, ordered by the geometry of each page.
+
+    An image that a page draws and pdfium does not find is a fault behind all others of the page.
+
+    Args:
+        document: the open document.
+        data: its bytes.
+        most: lines and images; a document with more is refused.
+        step: called before each page.
+
+    Raises:
+        UnreadablePdf: a page cannot be opened, or there are too many items.
+    """
+    left, drawn = most, DrawnImages(data)
+    for page_number in range(1, len(document) + 1):
+        step(page_number)
+        with open_page(document, page_number) as (page, frame):
+            texts = pieces_of(page, frame)
+            images = list(images_on(page, frame, left + 1))
+            lost = drawn.lost(page_number, len(document), len(images))
+            left -= len(texts) + len(images) + len(lost)
+            if left < 0:
+                raise UnreadablePdf(f"more than {most} lines and images")
+            pieces = texts + [Piece(box, None, number) for number, (_, box) in enumerate(images)]
+            blocks = blocks_of(pieces, frame.size[0])
+            for number, block in enumerate(blocks, 1):
+                content = block.text if block.text is not None else picture_of(images[block.number][0], data)
+                yield Item(page_number, number, frame.shares(block.box), content)
+            for number, fault in enumerate(lost, len(blocks) + 1):
+                yield Item(page_number, number, [0.0, 0.0, 1.0, 1.0], unreadable_image(ImageError(fault)))
+
+
+def pictures_in(
+    document: PdfDocument, data: bytes, boxes: Sequence[tuple[int, Sequence[float]]], most: int, step: Step
+) -> Iterator[Picture | Fault]:
+    """Yield a picture for each box: the embedded image that fills it, else the part of the rendered page.
+
+    Args:
+        document: the open document.
+        data: its bytes.
+        boxes: number of the page, and sides as shares of it.
+        most: images of a page that are looked at.
+        step: called before each box.
+
+    Raises:
+        UnreadablePdf: a page cannot be opened.
+    """
+    crops = Crops(DPI)
+    for number, shares in boxes:
+        step(number)
+        with open_page(document, number) as (page, frame):
+            wanted = frame.of_shares(shares)
+            found = [(box.overlap(wanted), image) for image, box in images_on(page, frame, most)]
+            overlap, image = max(found, key=lambda pair: pair[0], default=(0.0, None))
+            if image is not None and overlap >= _SAME:
+                yield picture_of(image, data)
+            else:
+                yield crops.cut(page, number, frame, wanted)
+
 
 _BUFFER = 1 << 16
 

@@ -1,4 +1,12 @@
-"""A process that reads PDFs, as its parent sees it: started, listened to within limits, ended."""
+"""A process that reads PDFs, as its parent sees it: started, listened to within limits, ended.
+
+What a process that reads PDFs has found, taken from its messages, none of which is trusted.
+
+A hostile file may have taken hold of that process. So sizes are bounded before anything is read, names are
+chosen from what is known, and nothing is unpickled.
+
+Reader of PDFs that survives each of them: pdfium runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +19,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
 
-from mm_assets.formats.pdf.errors import (
+from mm_assets.formats.pdf.child import HEAD, MAX_DESCRIPTION, MAX_HEADER, MAX_WORDS, Header, packed
+from mm_assets.formats.pdf.layout import Item, Picture
+from mm_assets.formats.pdf.limits import (
+    Limits,
     PdfProcessError,
     ProcessLost,
+    UnreadablePdf,
     died_of,
     nonsense,
     out_of_memory,
 )
-from mm_assets.formats.pdf.limits import Limits
-from mm_assets.formats.pdf.wire import HEAD, MAX_HEADER, Header, packed
-from mm_assets.interleaved.extras import require
+from mm_assets.formats.tar.writer import FileRange
+from mm_assets.model.notices import ITEM_FAULTS, Fault, require
 
 _START = Path(__file__).with_name("start.py")
 _LOOK_SECONDS = 0.05  # between two looks at the memory of the process
@@ -247,3 +259,217 @@ def _start(connection: socket.socket, stderr: int, limits: Limits) -> subprocess
         pass_fds=[connection.fileno()],
         process_group=0,
     )
+
+
+MAX_TEXT = 64 << 20  # characters of all texts of a document
+_MOST_BYTES = 4  # of a character
+_SUFFIXES = ("jpg", "png")
+_LARGEST = 1_000_000_000  # of coordinates, in points or shares of a page, and of numbers of items
+
+Keep = Callable[[int, Iterator[bytes]], FileRange]
+"""What takes the size and the bytes of a picture, and says where they are."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a document before it is read: sizes of its pages in points, title and author."""
+
+    sizes: list[list[float]]
+    title: str | None
+    author: str | None
+
+
+def description_of(process: PdfProcess, size: int, most_pages: int) -> Description:
+    """Return the description that the next ``size`` bytes are."""
+    if size > MAX_DESCRIPTION:
+        raise nonsense()
+    try:
+        found = json.loads(b"".join(process.chunks(size)))
+        sizes, title, author = (found[name] for name in ("sizes", "title", "author"))
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise nonsense() from error
+    if not isinstance(sizes, list) or not 0 < len(sizes) <= most_pages:
+        raise nonsense()
+    if not all(_are_numbers(pair, 2) for pair in sizes):
+        raise nonsense()
+    if not all(text is None or isinstance(text, str) for text in (title, author)):
+        raise nonsense()
+    return Description(sizes, title, author)
+
+
+def item_of(process: PdfProcess, header: Header, size: int, pages: int, keep: Keep) -> Item:
+    """Return the item that a message, and the next ``size`` bytes, are."""
+    page, number, box = (header.get(name) for name in ("page", "number", "box"))
+    if type(page) is not int or not 0 < page <= pages or type(number) is not int:
+        raise nonsense()
+    if not 1 <= number <= _LARGEST or not _are_numbers(box, 4):
+        raise nonsense()
+    assert isinstance(box, list)
+    return Item(page, number, box, content_of(process, header, size, keep))
+
+
+def content_of(process: PdfProcess, header: Header, size: int, keep: Keep) -> str | Picture | Fault:
+    """Return the text or the picture that a message, and the next ``size`` bytes, are."""
+    kind = header.get("content")
+    try:
+        if kind == "text":
+            if size > MAX_TEXT * _MOST_BYTES:
+                raise UnreadablePdf(f"more than {MAX_TEXT} characters of text")
+            return b"".join(process.chunks(size)).decode()
+        if kind == "fault" and header.get("fault") in ITEM_FAULTS:
+            return Fault(header["fault"], words_of(process, size))
+    except ValueError as error:
+        if isinstance(error, UnreadablePdf):
+            raise
+        raise nonsense() from error
+    suffix, offset = header.get("suffix"), header.get("offset")
+    if kind != "picture" or suffix not in _SUFFIXES:
+        raise nonsense()
+    if offset is not None and (type(offset) is not int or not 0 <= offset <= process.document_size - size):
+        raise nonsense()
+    return Picture(keep(size, process.chunks(size)), suffix, offset)
+
+
+def words_of(process: PdfProcess, size: int) -> str:
+    """Return the message that the next ``size`` bytes are."""
+    if size > MAX_WORDS:
+        raise nonsense()
+    return b"".join(process.chunks(size)).decode(errors="replace")
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == count
+        and all(type(value) in (int, float) and abs(value) <= _LARGEST for value in values)
+    )
+
+
+T = TypeVar("T")
+
+
+class OpenPdf:
+    """A PDF that a process has opened. Its items, or its pictures, are read once.
+
+    Raises:
+        UnreadablePdf: it cannot be opened.
+        ProcessLost: the process has died, or takes too much.
+    """
+
+    def __init__(self, process: PdfProcess, data: bytes, limits: Limits) -> None:
+        self._process = process
+        self._size = len(data)
+        self._limits = limits
+        process.begin(self._size)
+        process.send({"size": self._size}, data)
+        self._header, size = self._answer()
+        self.description: Description = description_of(process, size, limits.pages)
+
+    def items(self, keep: Keep) -> Iterator[Item]:
+        """Yield the items in reading order; ``keep`` takes the bytes of pictures."""
+        pages = len(self.description.sizes)
+        for count, (header, size) in enumerate(self._read({"read": True})):
+            if count == self._limits.items:
+                raise nonsense()
+            yield item_of(self._process, header, size, pages, keep)
+
+    def pictures(self, boxes: Sequence[tuple[int, Sequence[float]]], keep: Keep) -> Iterator[Picture | Fault]:
+        """Yield a picture for each page and box; ``keep`` takes their bytes."""
+        messages = self._read({"pictures": True}, json.dumps(boxes).encode())
+        for _ in boxes:
+            header, size = next(messages, ({}, 0))
+            content = content_of(self._process, header, size, keep)
+            if isinstance(content, str):
+                raise nonsense()
+            yield content
+        if next(messages, None) is not None:
+            raise nonsense()
+
+    def stop(self) -> None:
+        """Read nothing of it."""
+        self._process.send({"stop": True})
+        self._process.idle = True
+
+    def _read(self, request: Header, body: bytes = b"") -> Iterator[tuple[Header, int]]:
+        self._process.send(request, body)
+        while True:
+            header, size = self._answer()
+            if "end" in header:
+                if size:
+                    raise nonsense()
+                self._process.check_memory()
+                self._process.idle = True
+                return
+            yield header, size
+
+    def _answer(self) -> tuple[Header, int]:
+        header, size = self._process.receive()
+        if "memory" in header:
+            raise out_of_memory(self._limits.memory_for(self._size))
+        if "refused" in header:
+            reason = words_of(self._process, size)
+            self._process.check_memory()  # then that may be why
+            self._process.idle = True
+            raise UnreadablePdf(reason)
+        return header, size
+
+
+class PdfReader:
+    """A process that reads PDFs one after the other; a new one takes its place when it is gone.
+
+    Use as a context manager, in one thread.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._process: PdfProcess | None = None
+
+    def __enter__(self) -> PdfReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def read(self, data: bytes, take: Callable[[OpenPdf], T]) -> T:
+        """Return what ``take`` makes of a PDF.
+
+        A process that has read others before, and dies, says nothing about this one: it is read again in a
+        new process, from its beginning.
+
+        Args:
+            data: the file.
+            take: called with the open PDF, once more in the case above.
+
+        Raises:
+            UnreadablePdf: it cannot be used, takes too much, or has killed its process.
+            MissingExtra: pypdfium2 is not installed.
+            PdfProcessError: no process can be started, or others have ended it.
+        """
+        while True:
+            process, is_new = self._ready()
+            try:
+                return take(OpenPdf(process, data, self._limits))
+            except ProcessLost as error:
+                self._end()
+                if is_new or error.is_certain:
+                    raise UnreadablePdf(str(error)) from error
+            finally:
+                if not process.idle:  # in the middle of an answer
+                    self._end()
+
+    def _ready(self) -> tuple[PdfProcess, bool]:
+        """Return a process to read the next PDF, and whether it is new."""
+        if self._process is not None:
+            # What has been large once may have left something.
+            if self._process.memory <= self._limits.memory // 2:
+                return self._process, False
+            self._end()
+        self._process = PdfProcess(self._limits)
+        return self._process, True
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()

@@ -1,24 +1,308 @@
-"""A shard of PDFs as a tar in the native layout, one sample for each PDF."""
+"""A shard of PDFs as a tar in the native layout, one sample for each PDF.
+
+One PDF as members of a tar in the native layout: its images, then the json of the sample.
+
+Block files: what a layout model found in a PDF, as a JSON list of blocks in reading order.
+
+The read-only fsspec file system ``pdf://``: each folder of PDFs appears as one tar of samples.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import IO, Any, NamedTuple
 
-from mm_assets.formats.keys import sample_key
-from mm_assets.formats.pdf.limits import Limits
-from mm_assets.formats.pdf.reader import PdfReader
-from mm_assets.formats.pdf.sample import Scratch, members_of
-from mm_assets.formats.pdf.source import OpenSource, PdfInput, PdfSource, open_source
+import pyarrow as pa
+from fsspec.spec import AbstractFileSystem
+
+from mm_assets.formats.names import block_name, sample_key
+from mm_assets.formats.pdf.address import OpenSource, PdfAddress, PdfInput, PdfSource, open_source
+from mm_assets.formats.pdf.layout import Item, Picture
+from mm_assets.formats.pdf.limits import Limits, UnreadablePdf
+from mm_assets.formats.pdf.process import MAX_TEXT, Description, Keep, OpenPdf, PdfReader
 from mm_assets.formats.tar.scan import Member
-from mm_assets.formats.tar.writer import TarWriter
-from mm_assets.formats.webdataset.merged_tar import refusal, write_unpaired, write_unread
-from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.interleaved.json_values import dumps
-from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets.formats.tar.writer import FileRange, TarWriter
+from mm_assets.formats.webdataset.layout import (
+    BOOKKEEPING,
+    IMAGE_MEMBERS,
+    IMAGES,
+    PDF_PROTOCOL,
+    ROW_ERRORS,
+    ROW_EXTRA,
+    SAMPLE_ID,
+    TEXTS,
+    SampleError,
+    parse_payload,
+)
+from mm_assets.formats.webdataset.native import refusal, write_unpaired, write_unread
+from mm_assets.model import json_codec
+from mm_assets.model.json_codec import build_column, dumps, json_field
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.notices import BAD_LAYOUT, UNREADABLE_PDF, Fault
+from mm_assets.model.schema import schema_to_text
+from mm_assets.storage.files import is_remote, local_path, open_binary, size_of
+from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
+
+MAX_BLOCKS = 100_000
+
+IMAGE = "image"
+_BLOCKS = "blocks"
+_FIELDS = ("page", "box", "type", "text")
+
+
+class GivenBlock(NamedTuple):
+    """A block of a block file; ``text`` is None for an image."""
+
+    page: int
+    box: tuple[float, ...]
+    type: str
+    text: str | None
+
+
+def parse_blocks(data: bytes, pages: int, place: str) -> list[GivenBlock]:
+    """Return the blocks of a file.
+
+    Args:
+        data: the file.
+        pages: how many pages the PDF has.
+        place: the file's name in errors.
+
+    Raises:
+        SampleError: it is not JSON, no list, or a block in it is none of this PDF.
+    """
+    if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"[":
+        raise SampleError(BAD_LAYOUT, f"{place}: no JSON list of blocks")
+    # The list is put into an object, for the strict parser of samples.
+    payload = parse_payload(b'{"%s": %s}' % (_BLOCKS.encode(), data.removeprefix(b"\xef\xbb\xbf")), place)
+    if list(payload) != [_BLOCKS]:
+        raise SampleError(BAD_LAYOUT, f"{place}: no JSON list of blocks")
+    entries = payload[_BLOCKS]
+    if len(entries) > MAX_BLOCKS:
+        raise SampleError(BAD_LAYOUT, f"{place}: {len(entries)} blocks, at most {MAX_BLOCKS}")
+    return [_block(entry, pages, f"{place}: block {at}") for at, entry in enumerate(entries, 1)]
+
+
+def _block(entry: Any, pages: int, place: str) -> GivenBlock:
+    if not isinstance(entry, dict):
+        raise _bad(place, "no object", entry)
+    if unknown := [name for name in entry if name not in _FIELDS]:
+        raise _bad(place, f"field {unknown[0]!r:.100} is none of {', '.join(_FIELDS)}", entry)
+    page, kind, text = (entry.get(name) for name in ("page", "type", "text"))
+    box: Any = entry.get("box")
+    if type(page) is not int or not 1 <= page <= pages:
+        raise _bad(place, f"'page' is no number from 1 to {pages}", page)
+    if not _is_box(box):
+        raise _bad(place, "'box' is no [left, top, right, bottom] in shares of the page from 0 to 1", box)
+    if not isinstance(kind, str) or not kind:
+        raise _bad(place, "'type' is no text", kind)
+    if kind == IMAGE and text is not None:
+        raise _bad(place, "an image has no 'text'; give its words a block of their own", text)
+    if kind != IMAGE and not isinstance(text, str):
+        raise _bad(place, f"'text' of a block of type {kind!r:.100} is no text", text)
+    return GivenBlock(page, tuple(float(side) for side in box), kind, text)
+
+
+def _is_box(box: object) -> bool:
+    if not isinstance(box, list) or len(box) != 4:
+        return False
+    if not all(type(side) in (int, float) and 0 <= side <= 1 for side in box):
+        return False
+    return bool(box[0] < box[2] and box[1] < box[3])
+
+
+def _bad(place: str, reason: str, found: Any) -> SampleError:
+    return SampleError(BAD_LAYOUT, f"{place}: {reason}: {json.dumps(found):.100}")
+
+
+MAX_IMAGE_BYTES = 1 << 30  # of all images of a document
+
+# The same for every PDF, so that shards do not differ in their columns.
+SCHEMA = pa.schema(
+    [
+        pa.field("pages", pa.int64()),
+        pa.field("title", pa.string()),
+        pa.field("author", pa.string()),
+        json_field("page_sizes"),
+        pa.field("page", pa.int64()),
+        pa.field("box", pa.list_(pa.float64())),
+        pa.field("block_type", pa.string()),
+    ]
+)
+
+
+class Scratch:
+    """A temporary file for the images of one PDF at a time, so that they are not held in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size = 0
+
+    def clear(self) -> None:
+        """Forget all bytes."""
+        self._file.truncate(0)
+        self._size = 0
+
+    def add(self, size: int, chunks: Iterator[bytes]) -> FileRange:
+        """Take the ``size`` bytes of an image, in pieces, and return where they are now.
+
+        Raises:
+            UnreadablePdf: the images of the document are too large together.
+        """
+        if self._size + size > MAX_IMAGE_BYTES:
+            raise UnreadablePdf(f"its images take more than {MAX_IMAGE_BYTES} bytes")
+        self._file.seek(self._size)
+        for chunk in chunks:
+            self._file.write(chunk)
+        self._file.flush()
+        self._size += size
+        return FileRange(self._file.fileno(), self._size - size, size)
+
+
+def members_of(
+    pdf: PdfInput, sample_id: str, stem: str, scratch: Scratch, reader: PdfReader
+) -> list[tuple[str, FileRange | bytes]]:
+    """Return the members of one PDF, the json last.
+
+    Args:
+        pdf: the file.
+        sample_id: id of the sample.
+        stem: beginning of all names of members.
+        scratch: takes the images; what was in it is forgotten.
+        reader: reads the PDF.
+
+    Raises:
+        SampleError: the PDF, or its block file, cannot be used.
+        PdfProcessError: no PDF can be read.
+    """
+    data = pdf.read()
+    members: list[tuple[str, FileRange | bytes]] = []
+
+    def take(document: OpenPdf) -> _Sample:
+        scratch.clear()
+        members.clear()
+        sample = _Sample(pdf, document.description)
+        for item in _items(document, pdf, scratch.add):
+            name = sample.add(item)
+            if isinstance(item.content, Picture):
+                members.append((f"{stem}.{name}", item.content.data))
+        return sample
+
+    try:
+        sample = reader.read(data, take)
+    except UnreadablePdf as error:
+        raise SampleError(UNREADABLE_PDF, f"{pdf.place}: {error}") from error
+    return [*members, (f"{stem}.json", dumps(sample.payload(sample_id, stem)).encode())]
+
+
+def _items(document: OpenPdf, pdf: PdfInput, keep: Keep) -> Iterator[Item]:
+    if pdf.blocks is None:
+        yield from document.items(keep)
+        return
+    try:
+        blocks = parse_blocks(pdf.blocks.read(), len(document.description.sizes), pdf.blocks.place)
+    except SampleError as error:
+        document.stop()
+        error.source_ref = pdf.blocks.ref
+        raise
+    yield from _given_items(document, blocks, keep)
+
+
+def _given_items(document: OpenPdf, blocks: list[GivenBlock], keep: Keep) -> Iterator[Item]:
+    """Yield the items of given blocks, in their order."""
+    pictures = document.pictures([(block.page, block.box) for block in blocks if block.text is None], keep)
+    numbers: dict[int, int] = {}
+    for block in blocks:
+        number = numbers[block.page] = numbers.get(block.page, 0) + 1
+        content = next(pictures) if block.text is None else block.text
+        yield Item(block.page, number, list(block.box), content, block.type)
+    next(pictures, None)  # the end of the answer
+
+
+class _Sample:
+    """The json of a sample as it grows."""
+
+    def __init__(self, pdf: PdfInput, description: Description) -> None:
+        self._pdf = pdf
+        self._texts: list[str | None] = []
+        self._images: list[str | None] = []
+        self._extras: dict[str, list[dict[str, Any] | None]] = {"text": [], "image": []}
+        self._errors: list[dict[str, Any]] = []
+        self._metadata = {
+            "pages": len(description.sizes),
+            "title": _clean(description.title),
+            "author": _clean(description.author),
+            "page_sizes": description.sizes,
+        }
+        self._refs = [pdf.ref]
+        self._rows: dict[str, Any] = {"metadata": {"ref": 0}, "text": {}, "image": {}}
+        self._characters = 0
+
+    def add(self, item: Item) -> str | None:
+        """Add an item at the next position, and return the name of its picture."""
+        position, content = len(self._texts), item.content
+        text = content if isinstance(content, str) else None
+        self._characters += len(text or (content.message if isinstance(content, Fault) else ""))
+        if self._characters > MAX_TEXT:
+            raise UnreadablePdf(f"more than {MAX_TEXT} characters of text")
+        name = f"{position}.{content.suffix}" if isinstance(content, Picture) else None
+        modality = "text" if text is not None else "image"
+        extra = _encoded({"page": item.page, "box": item.box, "block_type": item.kind})
+        self._texts.append(text)
+        self._images.append(name)
+        self._extras["text"].append(extra if text is not None else None)
+        self._extras["image"].append(extra if name is not None else None)
+        self._rows[modality][str(position)] = {"ref": len(self._refs)}
+        self._refs.append(self._ref(item))
+        if isinstance(content, Fault):
+            self._errors.append(
+                {
+                    "modality": modality,
+                    "position": position,
+                    "materialize_error": content.message,
+                    "extra": extra,
+                }
+            )
+        return name
+
+    def _ref(self, item: Item) -> str:
+        """Return the locator of an item: a picture that lies in the file as it is has a place in bytes."""
+        name = block_name(self._pdf.member, item.page, item.number)
+        if isinstance(item.content, Picture) and item.content.offset is not None:
+            at = self._pdf.offset + item.content.offset
+            return build_source_ref(self._pdf.path, name, at, item.content.size)
+        return build_source_ref(self._pdf.path, name)
+
+    def payload(self, sample_id: str, stem: str) -> dict[str, Any]:
+        return {
+            SAMPLE_ID: sample_id,
+            TEXTS: self._texts,
+            IMAGES: self._images,
+            IMAGE_MEMBERS: [None if name is None else f"{stem}.{name}" for name in self._images],
+            ROW_EXTRA: {"metadata": _encoded(self._metadata), **self._extras},
+            ROW_ERRORS: self._errors,
+            BOOKKEEPING: {"schema": schema_to_text(SCHEMA), "refs": self._refs, "rows": self._rows},
+        }
+
+
+def _encoded(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values of columns as a json of ours has them."""
+    encoded = {}
+    for name, value in values.items():
+        column = SCHEMA.field(name)
+        encoded[name] = json_codec.encode(build_column([value], column), column)[0]
+    return {name: value for name, value in encoded.items() if value is not None}
+
+
+def _clean(text: str | None) -> str | None:
+    """Return an entry of the document's information; None for none. Half a surrogate pair is replaced."""
+    if not text:
+        return None
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\0", "")
 
 
 def write_shard(
@@ -96,3 +380,88 @@ def _write_other(tar: TarWriter, name: str, member: Member) -> None:
         else build_source_ref(name, member.name, member.offset, member.size)
     )
     write_unpaired(tar, f"{name}/{member.name}", f"{name}: {member.name}", ref, None)
+
+
+_SUFFIX = ".tar"
+_REVISION = "1"  # of the content of these tars: part of their identity, so a new one makes outputs again
+
+
+class PdfFileSystem(AbstractFileSystem):
+    """``pdf://ADDRESS``: a folder with a tar ``NAME.tar`` for each shard.
+
+    A tar is made when it is opened. ``pdf://ADDRESS/NAME/FILE`` is an original file, as named by locators.
+    See `PdfAddress` and `write_shard`.
+    """
+
+    protocol = PDF_PROTOCOL
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        token, _slash, inner = path.partition("/")
+        shards = PdfAddress.parse(token).names()
+        if inner.removesuffix(_SUFFIX) in shards and inner.endswith(_SUFFIX):
+            infos = [self._shard_info(path, shards[inner.removesuffix(_SUFFIX)])]
+        else:
+            infos = self._inside(token, f"{inner}/" if inner else "", shards)
+        if not infos:
+            raise FileNotFoundError(f"{inner}: no folder of PDFs of this name")
+        return infos if detail else [info["name"] for info in infos]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        token, _slash, inner = path.partition("/")
+        shards = PdfAddress.parse(token).names()
+        if (original := _original(shards, inner)) is not None:
+            return {"name": path, "size": size_of(original), "type": "file"}
+        if inner.endswith(_SUFFIX) and inner.removesuffix(_SUFFIX) in shards:
+            return self._shard_info(path, shards[inner.removesuffix(_SUFFIX)])
+        if not inner or any(name.startswith(f"{inner}/") for name in shards):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise FileNotFoundError(f"{inner}: no folder of PDFs of this name")
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> IO[bytes]:
+        if mode != "rb":
+            raise ValueError(f"PDFs can only be read, not opened in mode {mode!r}")
+        token, _slash, inner = self._strip_protocol(path).partition("/")
+        shards = PdfAddress.parse(token).names()
+        if (original := _original(shards, inner)) is not None:
+            return open_binary(original)
+        if inner.removesuffix(_SUFFIX) not in shards:
+            raise FileNotFoundError(f"{inner}: no folder of PDFs of this name")
+        with tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
+            target = os.path.join(folder, "shard.tar")
+            write_shard(shards[inner.removesuffix(_SUFFIX)], target)
+            return open(target, "rb")
+
+    def _inside(self, token: str, prefix: str, shards: dict[str, list[PdfSource]]) -> list[dict[str, Any]]:
+        """Return what is right below a folder: shards, and folders with shards below them."""
+        infos: dict[str, dict[str, Any]] = {}
+        for name, sources in shards.items():
+            if not name.startswith(prefix):
+                continue
+            head, slash, _ = name[len(prefix) :].partition("/")
+            path = f"{token}/{prefix}{head}"
+            if slash:
+                infos.setdefault(path, {"name": path, "size": 0, "type": "directory"})
+            else:
+                infos[f"{path}{_SUFFIX}"] = self._shard_info(f"{path}{_SUFFIX}", sources)
+        return list(infos.values())
+
+    def _shard_info(self, path: str, sources: Sequence[PdfSource]) -> dict[str, Any]:
+        files = {name: uri for source in sources for name, uri in source.files.items()}
+        stamps = remote_stamps([uri for uri in files.values() if is_remote(uri)])
+        stamps |= {uri: local_stamp(local_path(uri)) for uri in files.values() if not is_remote(uri)}
+        identity = [_REVISION, *(f"{os.path.basename(name)}:{stamps[uri]}" for name, uri in files.items())]
+        return {
+            "name": path,
+            # Approximate: the tar has the images and texts, not the PDFs.
+            "size": sum(size_of(uri) for uri in files.values() if stamps[uri] != MISSING),
+            "type": "file",
+            "ETag": hashlib.sha256("\n".join(identity).encode()).hexdigest()[:32],
+        }
+
+
+def _original(shards: dict[str, list[PdfSource]], name: str) -> str | None:
+    """Return the original file that a locator's name stands for."""
+    sources = shards.get(name.rpartition("/")[0], [])
+    return next((source.files[name] for source in sources if name in source.files), None)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from mm_assets.formats.error_places import located, temporary_place
-from mm_assets.formats.storage import regular_file
-from mm_assets.formats.tar.header import TarDamage, damage
+from mm_assets.formats.tar.index import TarDamage, damage
+from mm_assets.storage.errors import located, temporary_place
+from mm_assets.storage.files import regular_file
 
 _BLOCK = 1 << 20  # bytes of the input, and of the output, in memory at any time
 _INFLATE_STEP = 1 << 16  # fed to zlib at a time; at the end of each gzip member it copies the rest

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from mm_assets.formats.tar.header import BLOCK
+from mm_assets.formats.tar.index import BLOCK
 
 MAX_NAME = 100  # bytes; longer names need tar extensions, which wids and DALI do not read
 MAX_MEMBER = 8 << 30  # bytes; eleven octal digits

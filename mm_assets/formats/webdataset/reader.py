@@ -1,18 +1,23 @@
-"""Reader of tar shards (MINT-1T-style, image-text pairs, and our own) as interleaved batches."""
+"""Source of tables from one tar: headers first, then batches read straight into Arrow buffers.
+
+Reader of tar shards (MINT-1T-style, image-text pairs, and our own) as interleaved batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.listing import Paths
+from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.names import TAR_SUFFIXES
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, InterleavedReader
-from mm_assets.formats.sample_ids import SampleIds
-from mm_assets.formats.storage import StorageOptions, local_path
-from mm_assets.formats.tar.suffixes import TAR_SUFFIXES
+from mm_assets.formats.reports import CONTENT, LEFT_OUT_MEMBERS
+from mm_assets.formats.tar.scan import Member
+from mm_assets.formats.webdataset.blobs import BlobBuilder
+from mm_assets.formats.webdataset.documents import member_ref
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
@@ -21,13 +26,210 @@ from mm_assets.formats.webdataset.layout import (
     SOURCE,
     TEXTS,
     RawLayout,
+    SampleError,
     normal_extensions,
 )
-from mm_assets.formats.webdataset.source import WebdatasetSource
-from mm_assets.formats.webdataset.tar_samples import TarSamples
-from mm_assets.interleaved.schema import RESERVED_COLUMNS
+from mm_assets.formats.webdataset.rows import MISFITS, Sample, SchemaTally, build_table, misfit, width
+from mm_assets.formats.webdataset.samples import TarSamples
+from mm_assets.model.losses import Loss
+from mm_assets.model.notices import BAD_LAYOUT, UNREFERENCED_FRAME, warn_user
+from mm_assets.model.schema import RESERVED_COLUMNS, align_table, canonical_schema
+from mm_assets.storage.files import StorageOptions, local_path
+from mm_assets.storage.listing import Paths
 
 __all__ = ["InterleavedWebdatasetReader"]
+
+
+_ROW_OVERHEAD = 256  # Arrow bytes of a row besides text and image: offsets, locator, content type
+# Bytes of jsons and texts whose decoded samples are kept between the schema pass and the read. Others are
+# decoded twice, and only their types are kept.
+_KEPT_BYTES = 2 << 20
+_FRAME_OVERHEAD = 1024  # bytes of a split frame besides its strips: header, directory, tag values
+
+
+class WebdatasetSource(FileSource):
+    """One tar. Headers are scanned and json fields typed when it is opened, payloads are read later.
+
+    With ``ids``, samples that cannot be used are quarantined instead of raising; see `TarSamples`, which
+    ``samples`` may take the place of.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        layout: RawLayout,
+        ref_path: str,
+        materialize: bool,
+        options: StorageOptions | None,
+        max_member_bytes: int,
+        ids: SampleIds | None,
+        id_prefix: str = "",
+        samples: Callable[..., TarSamples] | None = None,
+    ) -> None:
+        self._samples = (samples or TarSamples)(
+            uri, ref_path, layout, max_member_bytes, ids, options, id_prefix
+        )
+        try:
+            self._materialize = materialize
+            self._members: list[Member] = []
+            self._kept: dict[Member, Sample] = {}
+            self._frames: dict[str, tuple[Member, int, int]] = {}  # as `BlobBuilder.frames`, of all batches
+            tally = SchemaTally()
+            is_of_others = False
+            kept_bytes = 0
+            for member, sample in self._samples.sound():
+                self._members.append(member)
+                is_of_others |= sample.declared is None
+                tally.observe(sample)
+                kept_bytes += sample.nbytes
+                if kept_bytes <= _KEPT_BYTES:
+                    self._kept[member] = sample
+            self._raw_schema = tally.raw_schema()
+            super().__init__(uri, canonical_schema(tally.schema()), self._samples.items)
+        except BaseException:
+            self._samples.close()
+            raise
+        self.losses = self._samples.losses
+        self.notes |= {"nbytes": self._samples.nbytes, "of_others": is_of_others}
+        if content := self._samples.content(tally):
+            self.notes[CONTENT] = content
+        if unreferenced := self._samples.unreferenced_names():
+            self.notes["unreferenced_members"] = unreferenced
+        if skipped := self._samples.skipped():
+            self.notes["skipped_members"] = [member.name for member in skipped]
+        if left_out := self._samples.left_out():
+            self.notes[LEFT_OUT_MEMBERS] = left_out
+        if unreferenced_members := self._samples.unreferenced_members():
+            self.notes["unreferenced_losses"] = unreferenced_members
+        per_item = [*layout.per_text_fields, *layout.per_image_fields]
+        if self._members and (
+            absent := [name for name in per_item if name not in self._samples.decoder.spread]
+        ):
+            warn_user(f"{uri}: per-item fields not found in any sample: {', '.join(absent)}")
+
+    def close(self) -> None:
+        self._samples.close()
+
+    def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        requested = set(columns)
+        names = [name for name in self.schema.names if name in requested]
+        row_bytes = _ROW_OVERHEAD + sum(
+            width(self.schema.field(name).type) for name in names if name not in RESERVED_COLUMNS
+        )
+        with_bytes = self._materialize and "binary_content" in names
+        pending: list[Sample] = []
+        filled = 0
+        for member in self._members:
+            # Not kept any longer: its rows change while the table is built.
+            sample = self._kept.pop(member, None) or self._samples.decode(member)
+            size = _estimate(sample, row_bytes, with_bytes)
+            if pending and max_bytes is not None and filled + size > max_bytes:
+                yield self._table(pending, names, with_bytes)
+                pending, filled = [], 0
+            pending.append(sample)
+            filled += size
+        if pending:
+            yield self._table(pending, names, with_bytes)
+        self._note_frames()
+        if with_bytes:
+            self._samples.forget_copy()
+
+    def _note_frames(self) -> None:
+        """Note unreferenced frames. Only at the end, because samples may share a TIFF."""
+        for member, frames, references in self._frames.values():
+            if frames > references:
+                self.notes.setdefault("unreferenced_frames", []).append(
+                    f"{member.name}: {frames - references} of {frames} frames"
+                )
+                self.notes.setdefault("unreferenced_losses", []).extend(
+                    _unreferenced_frame(self._samples.images_path, member, frame, frames)
+                    for frame in range(references, frames)
+                )
+        self._frames.clear()
+
+    def _table(self, samples: list[Sample], names: list[str], with_bytes: bool) -> pa.Table:
+        target = pa.schema([self.schema.field(name) for name in names])
+        tables = []
+        for group, declared in _alike(samples):
+            rows = [row for sample in group for row in sample.rows]
+            if with_bytes:
+                builder = BlobBuilder(self._samples.descriptor, self._samples.images_name)
+                blobs = builder.build(rows)
+                for name, (member, frames, references) in builder.frames.items():
+                    earlier = self._frames.get(name)
+                    self._frames[name] = (member, frames, max(references, earlier[2] if earlier else 0))
+            else:
+                blobs = pa.array([row.binary for row in rows], pa.large_binary())
+            extras = self._raw_schema if declared is None else declared
+            try:
+                tables.append(align_table(build_table(group, blobs, extras, names), target))
+            except MISFITS as error:
+                raise self._located(error, group, extras) from error
+        return pa.concat_tables(tables)
+
+    def _located(self, error: Exception, group: list[Sample], extras: pa.Schema) -> SampleError:
+        """Return the error with the sample it is about, found by building each sample alone."""
+        for sample in group:
+            if (reason := misfit(sample, extras, self.schema)) is not None:
+                return SampleError(BAD_LAYOUT, f"{self.uri}: sample {sample.sample_id!r}: {reason}")
+        return SampleError(BAD_LAYOUT, f"{self.uri}: {error}")
+
+
+def _unreferenced_frame(path: str, member: Member, frame: int, frames: int) -> Loss:
+    """Return the ledger's entry of a frame that no reference leads to."""
+    reason = f"frame {frame} of {frames} is no image of any sample that was read"
+    ref = member_ref(path, member, frame)
+    return Loss(None, None, None, "unreferenced", UNREFERENCED_FRAME, reason, source_ref=ref)
+
+
+def _estimate(sample: Sample, row_bytes: int, with_bytes: bool) -> int:
+    """Return an upper bound of the Arrow bytes of a sample, from sizes in headers alone."""
+    size = sample.room + sample.nbytes * 2 + len(sample.rows) * (row_bytes + len(sample.sample_id.encode()))
+    if with_bytes:
+        frames_of: dict[str, Member] = {}
+        for row in sample.rows:
+            if row.content is None:
+                continue
+            if row.content.frame is None:
+                size += row.content.member.size
+            else:
+                frames_of[row.content.member.name] = row.content.member
+                size += _FRAME_OVERHEAD
+        size += sum(member.size for member in frames_of.values())
+    return size
+
+
+def _alike(samples: list[Sample]) -> Iterator[tuple[list[Sample], pa.Schema | None]]:
+    """Yield samples that make one table, with the columns that they declare, of which none contradict."""
+    group: list[Sample] = []
+    columns: dict[str, pa.Field] | None = None
+    common: set[str] = set()
+
+    def declared() -> pa.Schema | None:
+        fields = (columns or {}).values()
+        united = [field if field.name in common else field.with_nullable(True) for field in fields]
+        return None if columns is None else pa.schema(united)
+
+    last = None
+    for sample in samples:
+        own = None if sample.declared is None else {field.name: field for field in sample.declared.schema}
+        if group and sample.declared is not last:
+            fits = (own is None) == (columns is None) and all(
+                field.equals((columns or {}).get(name, field), check_metadata=True)
+                for name, field in (own or {}).items()
+            )
+            if not fits:
+                yield group, declared()
+                group = []
+        if not group:
+            columns, common = own, set(own or ())
+        elif columns is not None and own is not None and sample.declared is not last:
+            columns.update(own)
+            common &= own.keys()
+        last = sample.declared
+        group.append(sample)
+    if group:
+        yield group, declared()
 
 
 class InterleavedWebdatasetReader(InterleavedReader):

@@ -11,36 +11,41 @@ from mm_assets.accounting import canonical, formats
 
 # Of each module what it is needed for. None of them reads or writes rows of our outputs.
 SHARED = {
-    "mm_assets.formats.error_lines": "an error as one line",
-    "mm_assets.formats.storage": "opening local and remote files",
-    "mm_assets.formats.listing": "the files of a location",
-    "mm_assets.formats.local_tree": "the folder that only outputs of ours have, for those without any file",
+    "mm_assets.storage.errors": "an error as one line",
+    "mm_assets.storage.files": "opening local and remote files",
+    "mm_assets.storage.listing": "the files of a location",
+    "mm_assets.storage.tree": "the folder that only outputs of ours have, for those without any file",
     "mm_assets.formats.partitions": "the name of a file's partition",
     "mm_assets.formats.registry": "the format of a location; files of others, which have no other reader",
-    "mm_assets.formats.format_table": "the names and suffixes of formats",
-    "mm_assets.formats.document_parquet.layout": "telling Parquet of others",
-    "mm_assets.formats.document_parquet.unpacking": "limits of what a file may unpack to",
-    "mm_assets.formats.parquet_file": "opening a file: footers that end the process, the unit of INT96",
-    "mm_assets.formats.parquet_types": "the Arrow types that a Parquet file states",
-    "mm_assets.formats.lance.storage_types": "the Arrow types and names that a Lance table states",
-    "mm_assets.formats.lance.damage": "which text it is that Lance refuses",
-    "mm_assets.formats.lance.location": "where a Lance table lies",
-    "mm_assets.formats.lance.reader": "the storage options of a Lance table",
-    "mm_assets.formats.lance.partitions": "the records that say which rows are a partition's",
-    "mm_assets.formats.lance.snapshot": "the record that holds for a version of the table",
-    "mm_assets.formats.lance.unanswered": "requests that a store did not answer, again",
-    "mm_assets.formats.arrow_cache.metadata": "what the metadata of a cache promise of its files",
-    "mm_assets.formats.arrow_cache.shards": "the digest of a shard file, and its columns",
+    "mm_assets.formats.names": "the names and suffixes of formats",
+    "mm_assets.formats.parquet.document_layout": "telling Parquet of others",
+    "mm_assets.formats.parquet.document_file": "limits of what a file may unpack to",
+    "mm_assets.formats.parquet.files": (
+        "opening a file: footers that end the process, the unit of INT96; "
+        "the Arrow types that a Parquet file states"
+    ),
+    "mm_assets.formats.lance.types": "the Arrow types and names that a Lance table states",
+    "mm_assets.formats.lance.snapshot": (
+        "which text it is that Lance refuses; the record that holds for a version of the table"
+    ),
+    "mm_assets.formats.lance.location": (
+        "where a Lance table lies; requests that a store did not answer, again"
+    ),
+    "mm_assets.formats.lance.reader_writer": "the storage options of a Lance table",
+    "mm_assets.formats.lance.records": "the records that say which rows are a partition's",
+    "mm_assets.formats.arrow_cache.files": (
+        "what the metadata of a cache promise of its files; the digest of a shard file, and its columns"
+    ),
 }
 # The same of the modules that declare the formats. No reader of ours may be among them.
 DECLARED = {
-    "mm_assets.formats.format_table": "the suffixes of files",
-    "mm_assets.formats.lance.writer": "the partitions of a table, and rows that are none's",
-    "mm_assets.formats.parquet_source": "telling Parquet of others",
-    "mm_assets.formats.storage": "options of a file system",
+    "mm_assets.formats.names": "the suffixes of files",
+    "mm_assets.formats.lance.reader_writer": "the partitions of a table, and rows that are none's",
+    "mm_assets.formats.parquet.reader_writer": "telling Parquet of others",
+    "mm_assets.storage.files": "options of a file system",
     "mm_assets.formats.webdataset.layout": "telling raw shards that are made when they are opened",
 }
-DATA_MODEL = "mm_assets.interleaved"
+DATA_MODEL = "mm_assets.model"
 
 
 def imports_of(path: Path) -> set[str]:
@@ -55,11 +60,13 @@ def imports_of(path: Path) -> set[str]:
 
 
 def imported_by(package: ModuleType) -> set[str]:
-    """The modules outside accounting and the data model that the modules of a package import."""
-    (folder,) = package.__path__
-    modules = [Path(folder, f"{module.name}.py") for module in pkgutil.iter_modules([folder])]
-    assert len(modules) > 4
-    imported = set().union(*map(imports_of, [*modules, Path(folder, "__init__.py")]))
+    """The modules outside accounting and the data model that a module, or those of a package, import."""
+    assert package.__file__ is not None
+    files = [Path(package.__file__)]
+    for folder in getattr(package, "__path__", ()):
+        files += [Path(folder, f"{module.name}.py") for module in pkgutil.iter_modules([folder])]
+        assert len(files) > 4
+    imported = set().union(*map(imports_of, files))
     ours = (f"{DATA_MODEL}.", "mm_assets.accounting.")
     return {name for name in imported if name != DATA_MODEL and not name.startswith(ours)}
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.accounting.canonical import CanonicalSource
-from mm_assets.accounting.canonical.sources import canonical_sources
+from mm_assets.accounting.canonical.derive import canonical_sources
 from mm_assets.accounting.comparison import Comparison, Dataset, compare
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.model.json_codec import json_field
 from mm_assets_tests.formats.datasets import FORMATS, item, table_of, write
 
 N, SCORE, J = pa.field("n", pa.int64()), pa.field("score", pa.float64()), json_field("j")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from mm_assets.automation.alerts.cause import Cause, Kind, Origin, Severity
-from mm_assets.automation.alerts.incidents import ALONE, Incident, Incidents
-from mm_assets.automation.alerts.messages import Message
-from mm_assets.io_managers.instance_queries import FailingPartition
+from mm_assets.automation.alerts.message import Cause, Kind, Message, Origin, Severity
+from mm_assets.automation.alerts.tick import ALONE, Incident, Incidents
+from mm_assets.graph.instance_queries import FailingPartition
 
 GOING_ON = Origin("b1", is_backfill=True, has_ended=False)
 ENDED = replace(GOING_ON, has_ended=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from mm_assets.automation.alerts.sensor import alerts_sensor
+from mm_assets.automation.alerts.tick import alerts_sensor
 from mm_assets.definitions import build_definitions
 from mm_assets.settings import Settings
 from mm_assets_tests.automation.alerts.receivers import Webhook

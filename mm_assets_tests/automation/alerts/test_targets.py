@@ -10,8 +10,8 @@ from itertools import repeat
 import pytest
 import requests
 
-from mm_assets.automation.alerts.messages import Message
-from mm_assets.automation.alerts.targets import Target, targets
+from mm_assets.automation.alerts.delivery import Target, targets
+from mm_assets.automation.alerts.message import Message
 from mm_assets_tests.automation.alerts.receivers import MailServer, Webhook, mail_server, webhook
 from mm_assets_tests.free_port import free_port
 
@@ -96,14 +96,14 @@ def test_an_answer_without_end_is_read_to_a_bound(hook: Webhook, status: int) ->
 
 
 def test_an_answer_that_trickles_is_cut(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_assets.automation.alerts.targets._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("mm_assets.automation.alerts.delivery._ANSWER_SECONDS", 0.2)
     hook.body = trickle()
     assert Target(1, hook.url()).send(HELLO) is None
     assert hook.titles == [HELLO.title]
 
 
 def test_headers_that_trickle_are_given_up(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_assets.automation.alerts.targets.ANSWERING", 1.0)
+    monkeypatch.setattr("mm_assets.automation.alerts.delivery.ANSWERING", 1.0)
     hook.silence = 2.0
     assert Target(1, hook.url()).send(HELLO) == "no answer in 1 s"
 

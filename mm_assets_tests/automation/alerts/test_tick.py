@@ -10,7 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from mm_assets.automation.alerts.state import KEY
+from mm_assets.automation.alerts.tick import KEY
 from mm_assets_tests.automation.alerts.conftest import Alerts
 from mm_assets_tests.automation.alerts.receivers import MailServer
 from mm_assets_tests.free_port import free_port

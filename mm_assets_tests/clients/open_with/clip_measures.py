@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from mm_assets.filters.image_scores import ImageScores, score_table
-from mm_assets.filters.measure_selection import selected_measures
-from mm_assets.filters.measured_columns import digest_of_scores
-from mm_assets.formats.parquet_file import publish_table
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
+from mm_assets.filters.measure import digest_of_scores
+from mm_assets.filters.measures import selected_measures
+from mm_assets.filters.scores import ImageScores, score_table
+from mm_assets.formats.parquet.files import publish_table
+from mm_assets.model.schema import INTERLEAVED_SCHEMA
 
 NAMES = ("clip_similarity", "clip_embedding")
 CALLS: list[str] = []

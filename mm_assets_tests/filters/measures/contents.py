@@ -10,8 +10,8 @@ import numpy.typing as npt
 import zxingcpp
 from PIL import Image
 
-from mm_assets.filters.measures.image_content import ImageContent
-from mm_assets.formats.images.probe import probe
+from mm_assets.filters.measure import ImageContent
+from mm_assets.formats.images.headers import probe
 
 Picture = npt.NDArray[Any]
 

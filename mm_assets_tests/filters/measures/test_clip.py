@@ -13,19 +13,22 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_assets.filters.measure_selection import selected_measures
-from mm_assets.filters.measured_columns import column_of
-from mm_assets.filters.measures.clip import ClipEmbedding, ClipSimilarity
-from mm_assets.filters.measures.clip_folder import (
+from mm_assets.filters.clip import (
+    MOST_TEXTS,
+    ClipEmbedding,
     ClipModelError,
+    ClipSimilarity,
     PictureSettings,
+    middle_square,
     model_identity,
     picture_settings,
+    texts_to_compare,
 )
-from mm_assets.filters.measures.clip_model import MOST_TEXTS, middle_square, texts_to_compare
-from mm_assets.interleaved.extras import MissingExtra
-from mm_assets.io_managers.readable_settings import readable_settings
-from mm_assets.io_managers.shards import Plan, ShardSet, digest
+from mm_assets.filters.measure import column_of
+from mm_assets.filters.measures import selected_measures
+from mm_assets.graph.messages import Plan, ShardSet, digest
+from mm_assets.graph.planned_jobs import readable_settings
+from mm_assets.model.notices import MissingExtra
 from mm_assets.settings import Settings
 
 TENSORS = ("logit_scale", "text_projection.weight", "visual_projection.weight")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mm_assets.filters.measures import entropy
-from mm_assets.filters.measures.entropy import Entropy
+from mm_assets.filters import measures as entropy
+from mm_assets.filters.measures import Entropy
 from mm_assets_tests.filters.measures.contents import content_of, scene
 
 

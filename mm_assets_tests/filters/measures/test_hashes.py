@@ -10,9 +10,8 @@ import pdqhash
 import pytest
 from PIL import Image, ImageOps
 
-from mm_assets.filters.measures.image_content import ImageContent
-from mm_assets.filters.measures.perceptual_hash import PerceptualHash, PerceptualQuality
-from mm_assets.filters.measures.sha256 import Sha256
+from mm_assets.filters.measure import ImageContent
+from mm_assets.filters.measures import PerceptualHash, PerceptualQuality, Sha256
 from mm_assets_tests.filters.measures.contents import content, content_of, file_of, scene
 
 NEAR = 31  # bits, by the convention of PDQ

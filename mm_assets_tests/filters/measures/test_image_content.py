@@ -9,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.measures import image_content
-from mm_assets.filters.measures.clip import ClipMeasure
-from mm_assets.filters.measures.image_measure import ImageMeasure
-from mm_assets.filters.measures.registry import MEASURES as ALL
-from mm_assets.filters.measures.sha256 import Sha256
-from mm_assets.formats.images.errors import DecompressionBomb, ImageError
-from mm_assets.interleaved.extras import explained
+from mm_assets.filters import measure as image_content
+from mm_assets.filters.clip import ClipMeasure
+from mm_assets.filters.measure import ImageMeasure
+from mm_assets.filters.measures import IMAGE_MEASURES as ALL
+from mm_assets.filters.measures import Sha256
+from mm_assets.model.notices import DecompressionBomb, ImageError, explained
 from mm_assets_tests.filters.measures.contents import content, file_of, scene
 from mm_assets_tests.formats.images.variants import png_of
 

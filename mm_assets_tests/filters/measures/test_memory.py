@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_assets.filters.measures.measuring import MOST_DECODED_PIXELS
+from mm_assets.filters.measure import MOST_DECODED_PIXELS
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets_tests.formats.raw_tars import make_tar
 
 LIMIT = 256  # MiB above the imports and a first image
 _CODE = """
 import json, sys
-from mm_assets.filters.image_scores import score_table
-from mm_assets.filters.measures.clip import ClipMeasure
-from mm_assets.filters.measures.registry import MEASURES
+from mm_assets.filters.scores import score_table
+from mm_assets.filters.clip import ClipMeasure
+from mm_assets.filters.measures import MEASURES
 from mm_assets.formats.parquet import InterleavedParquetReader
 from mm_assets.formats.partitions import Partition
 columns = ['sample_id', 'position', 'modality', 'materialize_error', 'binary_content']

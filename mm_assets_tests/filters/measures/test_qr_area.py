@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zxingcpp
 
-from mm_assets.filters.measures.qr_area import QrArea
+from mm_assets.filters.measures import QrArea
 from mm_assets_tests.filters.measures.contents import Picture, content_of, noise, pasted, qr_code, scene
 
 

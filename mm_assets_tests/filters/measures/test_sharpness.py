@@ -6,9 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from mm_assets.filters.measures import laplacian
-from mm_assets.filters.measures.laplacian import laplacian_variance
-from mm_assets.filters.measures.sharpness import Sharpness, SharpnessAtOneSize
+from mm_assets.filters import measures as laplacian
+from mm_assets.filters.measures import Sharpness, SharpnessAtOneSize, laplacian_variance
 from mm_assets_tests.filters.measures.contents import content_of, noise, scene
 
 

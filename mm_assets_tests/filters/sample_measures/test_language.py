@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mm_assets.filters.sample_measures import language
-from mm_assets.filters.sample_measures.language import CHARACTERS, Language, LanguageProbability
-from mm_assets.filters.sample_measures.sample_measure import SampleContent
-from mm_assets.interleaved.extras import MissingExtra, explained
+from mm_assets.filters import measures as language
+from mm_assets.filters.measure import SampleContent
+from mm_assets.filters.measures import LANGUAGE_CHARACTERS, Language, LanguageProbability
+from mm_assets.model.notices import MissingExtra, explained
 
 SENTENCES = {
     "en": "Nobody knew why the lights had gone out again.",
@@ -80,8 +80,8 @@ def test_letters_count_by_their_bytes() -> None:
 
 def test_only_the_beginning_counts() -> None:
     english = (SENTENCES["en"] + " ") * 100
-    assert told(english[:CHARACTERS], SENTENCES["ru"] * 1000) == told(english[:CHARACTERS])
-    assert told(" " * CHARACTERS + SENTENCES["en"]) == (None, None)
+    assert told(english[:LANGUAGE_CHARACTERS], SENTENCES["ru"] * 1000) == told(english[:LANGUAGE_CHARACTERS])
+    assert told(" " * LANGUAGE_CHARACTERS + SENTENCES["en"]) == (None, None)
 
 
 def test_both_measures_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mm_assets.filters.sample_measures.language import _identifier
-from mm_assets.filters.sample_measures.languages import LANGUAGES
+from mm_assets.filters.measures import LANGUAGES, _identifier
 
 
 def test_they_are_those_of_the_model() -> None:

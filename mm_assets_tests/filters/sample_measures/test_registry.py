@@ -7,15 +7,15 @@ import re
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.sample_measures.registry import MEASURES
-from mm_assets.filters.sample_measures.sample_measure import SampleContent, SampleMeasure
-from mm_assets.filters.sample_scores import sample_scores_schema
+from mm_assets.filters.measure import SampleContent, SampleMeasure
+from mm_assets.filters.measures import SAMPLE_MEASURES
+from mm_assets.filters.scores import sample_scores_schema
 
 ODD = ["", " ", "\u00a0\u2003", "😀😀", "没有空格", "שלום עולם", "\u0301", "a\x00b", "x" * 100_000]
 
 
 def test_the_columns() -> None:
-    assert [(field.name, field.type) for field in sample_scores_schema(MEASURES)][5:] == [
+    assert [(field.name, field.type) for field in sample_scores_schema(SAMPLE_MEASURES)][5:] == [
         ("language", pa.string()),
         ("language_probability", pa.float32()),
         ("repeated_lines", pa.float32()),
@@ -23,7 +23,7 @@ def test_the_columns() -> None:
     ]
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.name)
+@pytest.mark.parametrize("measure", SAMPLE_MEASURES, ids=lambda measure: measure.name)
 def test_each_is_named_and_takes_any_text(measure: SampleMeasure) -> None:
     assert re.fullmatch("[a-z][a-z0-9_]*", measure.name)
     assert (measure.version, bool(measure.meaning)) == ("1", True)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.filters.sample_measures import repeated_lines, repetition
-from mm_assets.filters.sample_measures.repeated_lines import RepeatedLines
-from mm_assets.filters.sample_measures.repetition import Repetition
-from mm_assets.filters.sample_measures.sample_measure import SampleContent
+from mm_assets.filters import measures as repeated_lines
+from mm_assets.filters import measures as repetition
+from mm_assets.filters.measure import SampleContent
+from mm_assets.filters.measures import RepeatedLines, Repetition
 
 
 def repeated(*texts: str) -> float | None:

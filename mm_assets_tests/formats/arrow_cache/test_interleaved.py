@@ -15,9 +15,8 @@ import pytest
 
 from mm_assets.accounting.canonical import derive
 from mm_assets.formats import ArrowCache, read_shard, read_sharded_cache_meta
-from mm_assets.formats.arrow_cache import interleaved_writer
-from mm_assets.formats.arrow_cache.metadata import meta_of, metadata_text
-from mm_assets.formats.arrow_cache.shards import CacheShard
+from mm_assets.formats.arrow_cache import interleaved as interleaved_writer
+from mm_assets.formats.arrow_cache.files import CacheShard, meta_of, metadata_text
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.arrow_cache.caches import build
@@ -218,7 +217,7 @@ class TestObjectStore:
             fs.pipe_file(f"{path}/p/{name}", b"left")
         write("arrow_cache", folder, batch("abc"))
         assert "shard-00000-0123456789ab.arrow" in self.names(folder)
-        monkeypatch.setattr("mm_assets.formats.arrow_cache.remote.ABANDONED_SECONDS", -60)
+        monkeypatch.setattr("mm_assets.formats.arrow_cache.build.ABANDONED_SECONDS", -60)
         write("arrow_cache", folder, batch("abc"))
         assert "shard-00000-0123456789ab.arrow" not in self.names(folder) and "theirs.arrow" in self.names(
             folder

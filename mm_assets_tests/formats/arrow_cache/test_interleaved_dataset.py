@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats import InterleavedArrowDataset
-from mm_assets.formats.arrow_cache import interleaved_writer, verified
+from mm_assets.formats.arrow_cache import files as verified
+from mm_assets.formats.arrow_cache import interleaved as interleaved_writer
 from mm_assets.interleaved import build_source_ref
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.model.json_codec import json_field
 from mm_assets_tests.formats.arrow_cache.caches import build
 from mm_assets_tests.formats.datasets import batch_of, item, write
 

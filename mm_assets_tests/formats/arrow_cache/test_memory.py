@@ -11,7 +11,7 @@ import pytest
 _CODE = """
 import os, sys
 from mm_assets.formats import Features, Image, Value, write_sharded_arrow_cache
-import mm_assets.formats.arrow_cache.generation, PIL.Image
+import mm_assets.formats.arrow_cache.build, PIL.Image
 def peak(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) << 10
 folder, count, size, batch, huge = sys.argv[1], *map(int, sys.argv[2:])
 source = os.urandom(size + count)

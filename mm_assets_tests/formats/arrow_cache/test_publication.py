@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from mm_assets.formats import ArrowCache, ShardedCacheMeta, read_sharded_cache_meta, validate_sharded_cache
-from mm_assets.formats.arrow_cache import verified
-from mm_assets.formats.arrow_cache.generation import withdraw_cache
-from mm_assets.formats.arrow_cache.shards import CacheShard
+from mm_assets.formats.arrow_cache import files as verified
+from mm_assets.formats.arrow_cache.build import withdraw_cache
+from mm_assets.formats.arrow_cache.files import CacheShard
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build, content, examples, require_tidy
 from mm_assets_tests.formats.arrow_cache.killing import (
     FORKSERVER,

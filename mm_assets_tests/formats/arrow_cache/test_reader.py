@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mm_assets.formats import ArrowCache, validate_sharded_cache
-from mm_assets.formats.arrow_cache import verified
+from mm_assets.formats.arrow_cache import files as verified
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build, examples
 
 EXPECTED = [example for _, example in examples("first", 30)]

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.canonical import CanonicalSource
-from mm_assets.formats.format_table import format_of
+from mm_assets.formats.names import format_of
 from mm_assets.formats.registry import writer_for
-from mm_assets.interleaved.json_values import json_field
+from mm_assets.model.json_codec import json_field
 from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.formats.images.pictures import picture
 

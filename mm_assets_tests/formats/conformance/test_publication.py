@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from mm_assets.formats.format_table import format_of
+from mm_assets.formats.names import format_of
 from mm_assets.formats.registry import writer_for
-from mm_assets.formats.storage import sweep
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch
-from mm_assets.interleaved.steps import BatchStream
+from mm_assets.model.samples import BatchStream
+from mm_assets.storage.files import sweep
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import N, rows, snapshot, visible
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, read, write
@@ -88,8 +88,8 @@ def test_a_withheld_partition_is_not_published(tmp_path: Path, kind: str) -> Non
 _SLOW = """
 import sys, time, pyarrow as pa
 from mm_assets.formats.registry import writer_for
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.steps import BatchStream
+from mm_assets.model.losses import Loss
+from mm_assets.model.samples import BatchStream
 from mm_assets_tests.formats.datasets import batch_of, item
 kind, target = sys.argv[1:]
 def batches():

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mm_assets.accounting.canonical import derive
-from mm_assets.accounting.canonical.accounted_format import SampleQuery, accounted_format
+from mm_assets.accounting.canonical.account import SampleQuery, accounted_format
 from mm_assets.accounting.lookup import find_sample
-from mm_assets.accounting.outputs import OUTPUTS
-from mm_assets.formats.format_table import FORMATS, SUFFIXES, format_by_suffix, format_of
+from mm_assets.accounting.record import OUTPUTS
+from mm_assets.formats.names import FORMATS, SUFFIXES, format_by_suffix, format_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import detect_format, other_formats, reader_for, writer_for
 from mm_assets_tests.formats.conformance.outputs import N, output, rows

@@ -11,8 +11,8 @@ import pytest
 
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch, MaterializeError, build_source_ref
-from mm_assets.interleaved.json_values import is_json, json_field
-from mm_assets.interleaved.policies import POLICIES
+from mm_assets.model.json_codec import is_json, json_field
+from mm_assets.model.losses import POLICIES
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import PNG, N, rows, visible
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.formats.document_parquet import unpacking
-from mm_assets.formats.parquet_source import survey_parquet
+from mm_assets.formats.parquet import document_file as unpacking
+from mm_assets.formats.parquet.reader_writer import survey_parquet
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
-from mm_assets.interleaved.errors import ShardError
+from mm_assets.model.notices import ShardError
 from mm_assets_tests.cli.commands import refused
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 

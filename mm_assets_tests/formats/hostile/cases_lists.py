@@ -101,7 +101,7 @@ LISTS = [
     ),
 ]
 
-SHORT = {"settings": {"mm_assets.formats.webdataset.mint1t_sample.MAX_POSITION": 5}}
+SHORT = {"settings": {"mm_assets.formats.webdataset.documents.MAX_POSITION": 5}}
 
 LONG = [
     Case(

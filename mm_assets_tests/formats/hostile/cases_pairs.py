@@ -195,7 +195,7 @@ LOST = [
         [text(data=b"t" * 21), image()],
         [Lost("oversized_member", "text member of 21 bytes, more than 20", member="bad.txt")],
         "bad.png",
-        settings={"mm_assets.formats.webdataset.tar_samples.MAX_JSON_BYTES": 20},
+        settings={"mm_assets.formats.webdataset.samples.MAX_JSON_BYTES": 20},
     ),
     pairs(
         "pair-twice-by-id",

@@ -10,7 +10,7 @@ LIMIT = max(len(entry.data) for key in ("before", "after") for entry in neighbou
 LARGE = photograph("BMP")
 LARGEST = {"max_member_bytes": LIMIT}
 TIFF = grey_tiff(2).ljust(LIMIT + 1, b"\0")
-JSON_LIMIT = {"mm_assets.formats.webdataset.tar_samples.MAX_JSON_BYTES": 400}
+JSON_LIMIT = {"mm_assets.formats.webdataset.samples.MAX_JSON_BYTES": 400}
 WORDS = f"oversized member 'bad.1.png': {len(LARGE)} bytes, at most {LIMIT}"
 
 CASES = [

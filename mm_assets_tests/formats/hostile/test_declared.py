@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.accounting.contract import SchemaContract
-from mm_assets.accounting.shard_columns import is_same_type, passthrough
-from mm_assets.accounting.shard_survey import ShardSurvey, merge_files
+from mm_assets.accounting.survey import ShardSurvey, is_same_type, merge_files, passthrough
 from mm_assets.formats.conversion import plan_conversions
 from mm_assets.formats.registry import FORMATS, writer_for
 from mm_assets.formats.webdataset.rows import MISFITS
-from mm_assets.formats.webdataset.tar_survey import survey_tar
-from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, json_codec
-from mm_assets.interleaved.json_values import JSON_ENCODING, is_json
+from mm_assets.formats.webdataset.samples import survey_tar
+from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader
+from mm_assets.model import json_codec
+from mm_assets.model.json_codec import JSON_ENCODING, is_json
 from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import read, write
 from mm_assets_tests.formats.hostile.cases_layout import own

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from mm_assets.formats.conversion import plan_conversions
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.formats.reports import PartitionReport
-from mm_assets.interleaved import InterleavedBatch, json_codec
-from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved import InterleavedBatch
+from mm_assets.model import json_codec
+from mm_assets.model.digest import ContentDigest
 from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 

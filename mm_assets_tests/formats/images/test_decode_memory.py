@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from mm_assets.formats.images.decode import opened
-from mm_assets.formats.images.decode_memory import TooMuchMemory, decoding_memory
-from mm_assets.formats.images.pixels import rgb_pixels
+from mm_assets.formats.images.pixels import TooMuchMemory, decoding_memory, rgb_pixels
 from mm_assets_tests.formats.images.variants import encoded, kind_of
 
 PIXELS = 61 * 43

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from mm_assets.formats.images.memory_file import MemoryFile
+from mm_assets.formats.images.decode import MemoryFile
 
 DATA = bytes(range(200))
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from mm_assets.filters.image_score import MAX_PIXELS
 from mm_assets.filters.readable import ReadableImages
-from mm_assets.formats.images.errors import ImageError
-from mm_assets.formats.images.opening import check_opens, surely_opens
-from mm_assets.formats.images.probe import probe
+from mm_assets.filters.scores import MAX_PIXELS
+from mm_assets.formats.images.headers import probe
+from mm_assets.formats.images.pixels import check_opens, surely_opens
+from mm_assets.model.notices import ImageError
 from mm_assets_tests.formats.datasets import batch_of, item
 from mm_assets_tests.formats.images.pictures import KINDS, picture
 from mm_assets_tests.formats.images.tiff_tools import Page, grey_page, write_tiff

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_assets.formats.images import memory_file, pixels
+from mm_assets.formats.images import decode as memory_file
+from mm_assets.formats.images import pixels
 from mm_assets.formats.images.decode import decode
-from mm_assets.formats.images.errors import DecompressionBomb, ImageError
 from mm_assets.formats.images.pixels import rgb_pixels
+from mm_assets.model.notices import DecompressionBomb, ImageError
 from mm_assets_tests.formats.hostile.pictures import photograph
 from mm_assets_tests.formats.images.variants import PILLOW, WHOLE, encoded, kind_of, png_of, tiled_tiff
 

@@ -7,11 +7,10 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_assets.formats.images import thumbnails
-from mm_assets.formats.images.thumbnails import MAX_STRIP_BYTES, ThumbnailStrip, thumbnail
-from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
-from mm_assets.interleaved.steps import StepResult
+from mm_assets.formats.images import pixels as thumbnails
+from mm_assets.formats.images.pixels import MAX_STRIP_BYTES, ThumbnailStrip, thumbnail
+from mm_assets.model.samples import InterleavedBatch, StepResult
+from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.formats.images.pictures import KINDS, picture
 
 

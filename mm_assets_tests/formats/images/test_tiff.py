@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageSequence
 
-from mm_assets.formats.images.errors import ImageError, LosslessSplitError
 from mm_assets.formats.images.tiff import (
     frame_count,
     plan_frames,
     plan_sound_frames,
     split_frame,
 )
+from mm_assets.model.notices import ImageError, LosslessSplitError
 from mm_assets_tests.formats.images.few_lines import few_lines
 from mm_assets_tests.formats.images.tiff_tools import (
     BYTE_ORDERS,

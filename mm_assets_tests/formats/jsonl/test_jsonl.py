@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from mm_assets.accounting.canonical import derive
-from mm_assets.formats.jsonl import lines as jsonl_lines
-from mm_assets.formats.jsonl import writer as jsonl_writer
-from mm_assets.formats.jsonl.reader import InterleavedJsonlReader
+from mm_assets.formats import jsonl as jsonl_lines
+from mm_assets.formats import jsonl as jsonl_writer
+from mm_assets.formats.jsonl import InterleavedJsonlReader
 from mm_assets.formats.registry import detect_format
-from mm_assets.formats.storage import StagedFile
 from mm_assets.interleaved import materialize
-from mm_assets.interleaved.errors import ShardError
+from mm_assets.model.notices import ShardError
+from mm_assets.storage.files import StagedFile
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import PNG, N, rows
 from mm_assets_tests.formats.datasets import FORMATS, as_table, batch_of, item, read, write
@@ -251,7 +251,7 @@ def test_a_torn_file(ours: Path) -> None:
 def test_a_line_of_any_length_is_not_read(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bomb is refused by what it unpacks to, a line by its length, before memory holds it."""
     rewrite(ours, [*documents(ours), '{"sample_id": "' + "x" * 5000 + '"}'])
-    monkeypatch.setattr("mm_assets.formats.webdataset.tar_samples.MAX_JSON_BYTES", 4000)
+    monkeypatch.setattr("mm_assets.formats.webdataset.samples.MAX_JSON_BYTES", 4000)
     with pytest.raises(ShardError, match=r"line 3: json member of 50\d\d bytes, more than 4000"):
         read("jsonl", ours)
     monkeypatch.setattr(jsonl_lines, "unpacked_limit", lambda _: 2000)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
+from mm_assets.model.schema import INTERLEAVED_SCHEMA
 
 
 def rows(

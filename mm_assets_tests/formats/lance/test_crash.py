@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.lance.fragments import FragmentSet
-from mm_assets.formats.lance.partitions import PartitionRecords
+from mm_assets.formats.lance.records import PartitionRecords
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.formats.lance.tables import content, expected, names, rows, write
 

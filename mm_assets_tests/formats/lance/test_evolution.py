@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.lance.evolution import SchemaNotPlanned, plan_schema
-from mm_assets.formats.lance.storage_types import from_storage
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.interleaved.json_values import json_field
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA, RESERVED_COLUMNS, SchemaMismatch, align_table
+from mm_assets.formats.lance.types import from_storage
+from mm_assets.model.json_codec import json_field
+from mm_assets.model.schema import INTERLEAVED_SCHEMA, RESERVED_COLUMNS, SchemaMismatch, align_table
 from mm_assets_tests.formats.lance.tables import column, content, expected, names, rows, write
 
 BIG = 2**53 + 1

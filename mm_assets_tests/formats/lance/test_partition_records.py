@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.lance.location import Location
-from mm_assets.formats.lance.partitions import FOLDER, INDEX_FOLDER, PartitionRecord, PartitionRecords
+from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
+from mm_assets.formats.lance.records import FOLDER, INDEX_FOLDER, PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.formats.lance.writer import InterleavedLanceWriter
 from mm_assets_tests.formats.lance.tables import content, expected, names, record_files, rows, write
 
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.lance.location import Location, storage_options_from_env
-from mm_assets.formats.lance.storage_types import (
+from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.lance.types import (
     ARROW_TYPE,
     UnsupportedType,
     file_version,
@@ -19,7 +20,6 @@ from mm_assets.formats.lance.storage_types import (
     to_storage,
     to_storage_schema,
 )
-from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.formats.lance.tables import names, rows, write
 
 TENSOR = pa.fixed_shape_tensor(pa.int32(), [2])

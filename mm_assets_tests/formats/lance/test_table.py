@@ -18,7 +18,7 @@ from mm_assets.formats.lance import snapshot
 from mm_assets.formats.lance.fragments import FragmentSet, removal, write_fragments
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
+from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.formats.lance.tables import content, expected, names, record_files, rows, write
 
 

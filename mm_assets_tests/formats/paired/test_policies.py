@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.formats import PairedShardList, PairedTarExpander
-from mm_assets.formats.paired import expander
+from mm_assets.formats.paired import dataset as expander
 from mm_assets_tests.formats.paired.shards import (
     EXTENSIONS,
     keys_of,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from mm_assets.formats.pdf.address import PdfAddress
 from mm_assets.formats.pdf.limits import Limits
 from mm_assets.formats.pdf.shard import write_shard
-from mm_assets.interleaved.losses import Loss
+from mm_assets.model.losses import Loss
 from mm_assets_tests.formats.datasets import raw_streams
 
 Row = dict[str, Any]

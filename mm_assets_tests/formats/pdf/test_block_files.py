@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mm_assets.formats.made_shards import location_of
-from mm_assets.formats.raw_shards import RawLocations
+from mm_assets.formats.raw_shards import RawLocations, location_of
 from mm_assets_tests.formats.pdf.pdf_files import Page, jpeg, jpeg_picture, lines, pdf
 from mm_assets_tests.formats.pdf.reading import files_in, items, read, read_one
 from mm_assets_tests.formats.raw_tars import make_tar

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.pdf import process
-from mm_assets.formats.pdf.errors import PdfProcessError
-from mm_assets.formats.pdf.limits import Limits
+from mm_assets.formats.pdf.limits import Limits, PdfProcessError
 from mm_assets.formats.pdf.process import PdfProcess
+from mm_assets.storage.errors import error_line
 from mm_assets_tests.formats.pdf.pdf_files import (
     Page,
     drawn_often,

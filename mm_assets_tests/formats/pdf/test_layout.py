@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mm_assets.formats.pdf.geometry import Box, Frame
-from mm_assets.formats.pdf.layout import Piece, blocks_of
+from mm_assets.formats.pdf.layout import Box, Frame, Piece, blocks_of
 
 WIDTH = 600
 

@@ -13,7 +13,8 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractFileSystem
 
-from mm_assets.formats.pdf import file_system, sample
+from mm_assets.formats.pdf import shard as file_system
+from mm_assets.formats.pdf import shard as sample
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets_tests.formats.pdf.pdf_files import Page, encrypted, jpeg, jpeg_picture, lines, pdf, text
 from mm_assets_tests.formats.pdf.reading import files_in, items, read

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.formats.tar import writer as tar_writer
-from mm_assets.formats.tar.scan import TarDamage, scan
+from mm_assets.formats.tar.index import TarDamage, scan
 from mm_assets.formats.tar.writer import TarWriter
-from mm_assets.formats.webdataset.client_indexes import tar_idx
+from mm_assets.formats.webdataset.client_files import tar_idx
 
 SAMPLES = [
     [("a.0.jpg", b"x" * 700), ("a.json", b"{}")],

@@ -10,8 +10,7 @@ import pytest
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.webdataset import blobs
-from mm_assets.formats.webdataset.resolve import ResolvedContent
-from mm_assets.formats.webdataset.rows import Row
+from mm_assets.formats.webdataset.rows import ResolvedContent, Row
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.raw_tars import make_tar
 

@@ -12,18 +12,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.formats.webdataset.client_indexes import (
+from mm_assets.formats.webdataset.client_files import (
     TarPartitionStats,
+    declares,
     energon_dataset,
     energon_info,
     energon_split,
+    front_matter,
     hf_type,
     parse_pairs,
     parse_wids_index,
+    readme,
     union_columns,
     wids_index,
 )
-from mm_assets.formats.webdataset.hf_card import declares, front_matter, readme
 from mm_assets_tests.formats.webdataset.card_features import features, parsed
 
 A = TarPartitionStats(

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES
-from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, SampleError
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -207,7 +206,7 @@ def test_a_pair_that_cannot_be_read_is_lost_alone(
 
 def test_a_text_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_JSON_BYTES >= 1 << 20
-    monkeypatch.setattr("mm_assets.formats.webdataset.tar_samples.MAX_JSON_BYTES", 20)
+    monkeypatch.setattr("mm_assets.formats.webdataset.samples.MAX_JSON_BYTES", 20)
     found = read(tmp_path, [*PAIR, ("k.jpg", PNG), ("k.txt", b"w" * 21)])
     (loss,) = found.losses
     assert (loss.kind, found.ids) == ("oversized_member", ["good"])

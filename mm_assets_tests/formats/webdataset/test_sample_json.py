@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from mm_assets.accounting.canonical import derive
 from mm_assets.formats.registry import reader_for, writer_for
-from mm_assets.formats.webdataset import encode, tar_samples
-from mm_assets.formats.webdataset.encode import SampleEncoder
-from mm_assets.interleaved.json_values import json_field
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
-from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
+from mm_assets.formats.webdataset import native as encode
+from mm_assets.formats.webdataset import samples as tar_samples
+from mm_assets.formats.webdataset.native import SampleEncoder
+from mm_assets.model.json_codec import json_field
+from mm_assets.model.schema import INTERLEAVED_SCHEMA, schema_from_text, schema_to_text
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
@@ -202,7 +202,7 @@ def test_what_is_written_can_be_read_however_many_rows_and_columns_there_are(
     """A reader gives a sample room in proportion to its json: nulls are named where it would refuse them."""
     for module in (encode, tar_samples):
         monkeypatch.setattr(module, "MAX_ROOM", 2000)
-    monkeypatch.setattr("mm_assets.formats.webdataset.declared_types.MAX_ROOM", 2000)
+    monkeypatch.setattr("mm_assets.formats.webdataset.rows.MAX_ROOM", 2000)
     fields = [pa.field(f"f{n}", pa.int64()) for n in range(columns)]
     rows = [item("a", **{field.name: 1 for field in fields})]
     rows += [item("a", position, text_content="t") for position in range(200)]
@@ -214,7 +214,7 @@ def test_what_is_written_can_be_read_however_many_rows_and_columns_there_are(
 @wide
 def test_more_columns_than_a_json_may_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the first json states its own alone, and a column without values is no column."""
-    monkeypatch.setattr("mm_assets.formats.webdataset.declared_types.MAX_FIELDS", 5)
+    monkeypatch.setattr("mm_assets.formats.webdataset.rows.MAX_FIELDS", 5)
     fields = [pa.field(f"f{n}", pa.int64()) for n in range(7)]
     rows = [item(str(number), **{field.name: number}) for number, field in enumerate(fields[:6])]
     batch = batch_of(rows, fields, partition="p")

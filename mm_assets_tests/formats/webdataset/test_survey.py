@@ -15,13 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
-from mm_assets.formats.images.errors import ImageError
-from mm_assets.formats.images.tiff_count import count_frames
-from mm_assets.formats.images.tiff_ifd import as_view, iter_directories, read_header
+from mm_assets.formats.images.tiff_directories import as_view, count_frames, iter_directories, read_header
+from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
-from mm_assets.formats.webdataset.tar_survey import survey_tar
-from mm_assets.interleaved.faults import DUPLICATE_ID
+from mm_assets.formats.webdataset.samples import survey_tar
+from mm_assets.model.notices import DUPLICATE_ID, ImageError
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import SEEDS, many_tiny_directories, tiff_of
 from mm_assets_tests.formats.odd_samples import hostile
@@ -138,7 +136,7 @@ def test_a_tiff_of_several_samples_is_counted_once(tmp_path: Path, monkeypatch: 
         counted.append(offset)
         return count_frames(fd, offset, size)
 
-    monkeypatch.setattr("mm_assets.formats.webdataset.tar_survey.count_frames", count)
+    monkeypatch.setattr("mm_assets.formats.webdataset.samples.count_frames", count)
     jsons: Sequence[tuple[str, Any]] = [(f"{n}.json", {"images": ["s.tiff"] * n}) for n in (2, 3, 4)]
     found = survey(make_tar(tmp_path / "x.tar", [("s.tiff", tiff_of(3)), *jsons]))
     assert found.frame_counts == (("s.tiff", 3, 2), ("s.tiff", 3, 4))

@@ -15,23 +15,24 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats import storage
-from mm_assets.formats.file_index import FileFacts
-from mm_assets.formats.tar.scan import TarDamage, scan
+from mm_assets.formats.tar.index import TarDamage, scan
 from mm_assets.formats.tar.writer import TarWriter
-from mm_assets.formats.webdataset import tar_folder
-from mm_assets.formats.webdataset.client_indexes import (
+from mm_assets.formats.webdataset import writer as tar_folder
+from mm_assets.formats.webdataset.client_files import (
     TarPartitionStats,
+    declares,
     energon_dataset,
     energon_info,
     energon_split,
     parse_pairs,
+    readme,
     tar_idx,
     wids_index,
 )
-from mm_assets.formats.webdataset.hf_card import declares, readme
-from mm_assets.formats.webdataset.tar_folder import TarFolder
+from mm_assets.formats.webdataset.writer import TarFolder
 from mm_assets.interleaved import InterleavedBatch
+from mm_assets.storage import files as storage
+from mm_assets.storage.small_files import FileFacts
 from mm_assets_tests.formats.datasets import item, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.shelf import ShelfFileSystem

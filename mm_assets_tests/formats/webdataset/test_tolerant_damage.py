@@ -17,10 +17,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from mm_assets.formats.tar.scan import TarDamage, scan_tolerant
+from mm_assets.formats.tar.index import TarDamage, scan_tolerant
 from mm_assets.interleaved import InterleavedWebdatasetReader
-from mm_assets.interleaved.faults import DAMAGED_TAR, TRUNCATED_TAR
-from mm_assets.interleaved.losses import Loss
+from mm_assets.model.losses import Loss
+from mm_assets.model.notices import DAMAGED_TAR, TRUNCATED_TAR
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -341,7 +341,7 @@ def test_junk_after_the_gzip_stream_is_damage_behind_all_samples(tmp_path: Path)
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_nothing_of_a_gzip_bomb_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    monkeypatch.setattr("mm_assets.formats.webdataset.tar_samples.unpacked_limit", lambda size: 1 << 20)
+    monkeypatch.setattr("mm_assets.formats.webdataset.samples.unpacked_limit", lambda size: 1 << 20)
     data = make_tar(tmp_path / "plain.tar", [*MEMBERS, ("zeros.bin", bytes(4 << 20))]).read_bytes()
     shard = packed(tmp_path / "x.tar.gz", *([data] if parts == 1 else [data[:4096], data[4096:]]))
     reading, loss, at = one_loss(shard)

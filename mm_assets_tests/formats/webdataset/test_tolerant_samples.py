@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.interleaved import InterleavedWebdatasetReader
-from mm_assets.interleaved.errors import ShardError
-from mm_assets.interleaved.faults import (
+from mm_assets.model.losses import Loss
+from mm_assets.model.notices import (
     BAD_JSON,
     BAD_LAYOUT,
     BAD_SAMPLE_ID,
@@ -24,9 +24,9 @@ from mm_assets.interleaved.faults import (
     NOT_AN_OBJECT,
     NOT_UTF8,
     OVERSIZED_MEMBER,
+    ShardError,
 )
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.schema_text import schema_to_text
+from mm_assets.model.schema import schema_to_text
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.webdataset.tolerant_reading import (
@@ -241,7 +241,7 @@ def test_a_missing_id_field(tmp_path: Path) -> None:
 
 
 def test_an_oversized_json_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_assets.formats.webdataset.tar_samples.MAX_JSON_BYTES", 200)
+    monkeypatch.setattr("mm_assets.formats.webdataset.samples.MAX_JSON_BYTES", 200)
     data = b'{"texts": ["' + b"x" * 200 + b'"]}'
     reading = read_tolerantly(make_tar(tmp_path / "x.tar", [*GOOD, ("big.json", data)]))
     assert reading.ids == ["g/one", "2"]

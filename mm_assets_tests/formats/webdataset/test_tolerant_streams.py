@@ -14,7 +14,7 @@ import pytest
 from mm_assets.formats.conversion import Conversion
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import FORMATS, reader_for, writer_for
-from mm_assets.formats.webdataset.tar_samples import TarSamples
+from mm_assets.formats.webdataset.samples import TarSamples
 from mm_assets.interleaved import InterleavedParquetReader, InterleavedWebdatasetReader
 from mm_assets_tests.formats.datasets import write
 from mm_assets_tests.formats.images.pictures import picture

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.materialize import materialize_table
-from mm_assets.formats.paired.raw.address import PairedAddress, modality_of, parts_of
+from mm_assets.formats.paired.merge import PairedAddress, modality_of, parts_of
 from mm_assets.formats.raw_shards import RawLocations, relative_root
 from mm_assets.formats.registry import reader_for
-from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.formats.webdataset.tar_survey import survey_tar
-from mm_assets.interleaved.json_values import is_json
-from mm_assets.interleaved.losses import Loss
+from mm_assets.formats.webdataset.layout import SampleError
+from mm_assets.formats.webdataset.samples import survey_tar
+from mm_assets.model.json_codec import is_json
+from mm_assets.model.losses import Loss
 from mm_assets_tests.formats.datasets import raw_streams
 from mm_assets_tests.formats.paired.raw.modalities import make_modalities, npy, png
 from mm_assets_tests.formats.raw_tars import make_tar

@@ -1,0 +1,325 @@
+"""Canonical reader of interleaved Parquet, with `pyarrow.parquet` alone.
+
+Canonical reader of interleaved Lance tables, with the scanner of `lance` alone.
+
+Canonical reader of interleaved Arrow caches, with `pyarrow.ipc` alone.
+
+Check that the files of an Arrow cache are those in its metadata; readers refuse the cache otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+
+from mm_assets.accounting.canonical.account import RowPart, blob_index, naming_file
+from mm_assets.formats.arrow_cache.files import (
+    METADATA_FILE,
+    CacheShard,
+    OpenShard,
+    digest_of,
+    parse_metadata,
+)
+from mm_assets.formats.parquet.document_file import WrittenOut
+from mm_assets.formats.parquet.document_layout import is_interleaved
+from mm_assets.formats.parquet.files import open_checked, original_schema, restore, unreadable_dictionary
+from mm_assets.model.digest import BLOBS
+from mm_assets.model.notices import ShardError
+from mm_assets.model.schema import schema_from_text
+from mm_assets.storage.errors import cause_line
+from mm_assets.storage.files import (
+    StorageOptions,
+    is_remote,
+    join,
+    local_path,
+    open_binary,
+    regular_file,
+    size_of,
+)
+
+_BYTES_AT_ONCE = 8 << 20
+# Fits the processor's cache between decoding and digest; also about one page of our files.
+_BLOB_BYTES_AT_ONCE = 2 << 20
+_ROWS_AT_ONCE = 4096
+_READ_BUFFER = 1 << 18
+
+
+def parquet_parts(
+    uri: str,
+    raw: Callable[[], Iterator[RowPart]],
+    has_prefixes: bool = False,
+    options: StorageOptions | None = None,
+) -> Iterator[RowPart]:
+    """Yield the rows of one file, in its types; for a file with a row per document what ``raw`` yields.
+
+    Args:
+        uri: the file.
+        raw: the reader for files with a row per document.
+        has_prefixes: prefixes are put in front of sample ids, which pyarrow knows nothing of: ``raw`` is used
+            too.
+        options: for the file system.
+    """
+    with ExitStack() as stack:
+        source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else regular_file(uri)
+        with naming_file(uri):
+            file = stack.enter_context(
+                open_checked(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER)
+            )
+            schema = original_schema(file)
+        if not is_interleaved(schema) or has_prefixes:
+            yield from raw()
+            return
+        with naming_file(uri):
+            yield RowPart(pa.Table.from_batches([], schema))
+            written = WrittenOut(
+                file,
+                size_of(uri, options),
+                uri,
+                lambda names: open_checked(source, metadata=file.metadata, read_dictionary=names),
+            )
+            try:
+                for group in range(file.num_row_groups):
+                    yield from _row_group(file, group, schema, uri, written)
+            except pa.ArrowInvalid as error:
+                raise ShardError(unreadable_dictionary(file, error) or error) from error
+
+
+def _row_group(
+    file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str, written: WrittenOut
+) -> Iterator[RowPart]:
+    row_group = file.metadata.row_group(group)
+    columns = [row_group.column(i) for i in range(row_group.num_columns)]
+    blob_bytes = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == BLOBS)
+    index = blob_index(schema)
+    most_rows = written.rows(group, schema.names)
+    if (
+        index < 0
+        or most_rows is not None
+        or row_group.num_rows > _ROWS_AT_ONCE
+        or row_group.total_byte_size - blob_bytes > _BYTES_AT_ONCE
+    ):
+        rows = _rows_in(_BYTES_AT_ONCE, row_group.total_byte_size, row_group.num_rows)
+        rows = min(rows, most_rows or rows)
+        for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
+            written.count(batch)
+            yield RowPart(restore(pa.Table.from_batches([batch]), schema))
+        return
+    others = schema.remove(index)
+    table = restore(file.read_row_group(group, columns=others.names, use_threads=False), others)
+    written.count(table)
+    rows = _rows_in(_BLOB_BYTES_AT_ONCE, blob_bytes, row_group.num_rows)
+    # Our pages have 16 rows, and a batch with rows of two pages is copied once more.
+    rows = 1 << (rows.bit_length() - 1)
+    yield RowPart(table, _blobs(file, group, rows, schema.field(index).type, uri), index, schema.field(index))
+
+
+def _blobs(file: pq.ParquetFile, group: int, rows: int, type_: pa.DataType, uri: str) -> Iterator[pa.Array]:
+    with naming_file(uri):  # a generator: errors occur while the caller iterates
+        for batch in file.iter_batches(rows, row_groups=[group], columns=[BLOBS], use_threads=False):
+            yield batch.column(BLOBS).cast(type_)
+
+
+def _rows_in(limit: int, nbytes: int, rows: int) -> int:
+    """Return how many rows fit into the limit, by their mean size."""
+    return min(max(limit * rows // max(nbytes, 1), 1), _ROWS_AT_ONCE)
+
+
+# A scanner reads all its rows ahead, up to hundreds of megabytes, so each scan is limited to this.
+_TABLE_BYTES_AT_ONCE = 6 << 20
+_BATCHES = 3  # per scan of blobs: a batch is still in the processor's cache when it is digested
+_IDS_PER_QUERY = 10_000
+_LIMITS = {"batch_readahead": 1, "fragment_readahead": 1, "io_buffer_size": _TABLE_BYTES_AT_ONCE}
+
+
+def lance_parts(
+    uri: str, partition: str | None = None, options: StorageOptions | None = None
+) -> Iterator[RowPart]:
+    """Yield the rows of a table, or of one of its partitions, in the types of the table.
+
+    The rows of a partition are found by its records (`mm_assets.formats.lance.records`). A partition that
+    the table lacks has no rows.
+    """
+    import lance
+
+    from mm_assets.formats.lance.location import Location, until_answered
+    from mm_assets.formats.lance.reader_writer import lance_options
+    from mm_assets.formats.lance.snapshot import unreadable_text
+
+    location = Location(uri, lance_options(uri, options))
+    if not location.has_table():
+        raise FileNotFoundError(f"{uri}: no Lance table here")
+    with _naming(uri):
+        options_of_table = location.storage_options or None
+        dataset = until_answered(partial(lance.dataset, location.uri, storage_options=options_of_table))
+        schema = _original(pa.Table.from_batches([], dataset.schema)).schema
+        yield RowPart(pa.Table.from_batches([], schema))
+        fragments, ids = _rows_of(dataset, location, partition)
+        try:
+            for start in range(0, len(ids), _IDS_PER_QUERY):
+                yield from _matching(dataset, ids.slice(start, _IDS_PER_QUERY).to_pylist())
+            for fragment in fragments:
+                yield from _fragment(dataset, fragment, schema, uri)
+        except (pa.ArrowException, OSError) as error:
+            raise ShardError(unreadable_text(fragments or dataset.get_fragments(), error) or error) from error
+
+
+@contextmanager
+def _naming(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ShardError(f"{uri}: lance cannot read it: {cause_line(error, uri)}") from error
+
+
+def _rows_of(dataset: Any, location: Any, partition: str | None) -> tuple[list[Any], Any]:
+    """Return the fragments of a partition, or its sample ids if other rows share its fragments."""
+    from mm_assets.formats.lance.records import PartitionRecords
+    from mm_assets.formats.lance.snapshot import Snapshot
+
+    if partition is None:
+        return dataset.get_fragments(), []
+    snapshot = Snapshot(dataset)
+    live = snapshot.live(PartitionRecords(location).of([partition])[partition])
+    if live is None:
+        return [], []
+    if snapshot.present_rows(live) != live.rows:  # moved by compaction or by a deletion
+        return [], live.sample_ids()
+    return [snapshot.fragment(id_) for id_ in snapshot.fragment_ids(live)], []
+
+
+def _matching(dataset: Any, ids: list[str]) -> Iterator[RowPart]:
+    from mm_assets.formats.lance.snapshot import ids_predicate
+
+    rows = _rows_at_once(dataset.get_fragments())
+    for batch in dataset.scanner(filter=ids_predicate(ids), batch_size=rows, **_LIMITS).to_batches():
+        yield RowPart(_original(pa.Table.from_batches([batch])))
+
+
+def _fragment(dataset: Any, fragment: Any, schema: pa.Schema, uri: str) -> Iterator[RowPart]:
+    rows, stop = _rows_at_once([fragment]), fragment.count_rows()
+    index = blob_index(schema)
+    columns = [name for name in dataset.schema.names if index < 0 or name != BLOBS]
+    start, step = 0, rows
+    while start < stop:
+        limits = {"fragments": [fragment], "offset": start, "limit": step, "batch_size": step, **_LIMITS}
+        table = _original(dataset.scanner(columns=columns, **limits).to_table())
+        blob_rows = range(start, min(start + step, stop), rows)
+        yield (
+            RowPart(table)
+            if index < 0
+            else RowPart(table, _table_blobs(dataset, fragment, blob_rows, uri), index, schema.field(index))
+        )
+        start += step
+        # Without blobs, rows are far smaller.
+        step = min(max(_TABLE_BYTES_AT_ONCE * step // max(table.nbytes, 1), 1), _ROWS_AT_ONCE)
+
+
+def _table_blobs(dataset: Any, fragment: Any, rows: range, uri: str) -> Iterator[pa.Array]:
+    """Yield the image bytes of these rows, one scan per step of the range."""
+    with _naming(uri):  # a generator: errors occur while the caller iterates
+        for start in rows:
+            limits = {
+                "offset": start,
+                "limit": min(rows.step, rows.stop - start),
+                "batch_size": max(rows.step // _BATCHES, 1),
+                **_LIMITS,
+            }
+            for batch in dataset.scanner(fragments=[fragment], columns=[BLOBS], **limits).to_batches():
+                yield batch.column(0).cast(dataset.schema.field(BLOBS).type)
+
+
+def _original(table: pa.Table) -> pa.Table:
+    from mm_assets.formats.lance.types import from_storage, with_original_names
+
+    table = from_storage(table)
+    return table.rename_columns(with_original_names(table.schema).names)
+
+
+def _rows_at_once(fragments: list[Any]) -> int:
+    stored = sum(file.file_size_bytes or 0 for fragment in fragments for file in fragment.metadata.files)
+    mean = max(stored // max(sum(fragment.metadata.physical_rows for fragment in fragments), 1), 1)
+    return min(max(_TABLE_BYTES_AT_ONCE // mean, 1), _ROWS_AT_ONCE)
+
+
+_METADATA = "_metadata.json"
+
+
+def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterator[RowPart]:
+    """Yield the rows of one cache, in the types of its shards, or of its metadata if it has no shards.
+
+    Args:
+        uri: its folder, or the `_metadata.json` in it.
+        options: for the file system.
+    """
+    folder = uri.removesuffix(f"/{_METADATA}")
+    metadata = join(folder, _METADATA)
+    with naming_file(metadata), open_binary(metadata, options) as file:
+        content: dict[str, Any] = json.load(file)
+        names, schema = list(content["shard_filenames"]), schema_from_text(content["arrow_schema"])
+        if any("/" in name for name in names):
+            raise ValueError("a shard of another folder")
+    if not names:
+        yield RowPart(pa.Table.from_batches([], schema))
+    for name in names:
+        yield from _shard(join(folder, name), options)
+
+
+def _shard(uri: str, options: StorageOptions | None) -> Iterator[RowPart]:
+    # Read, not mapped: mapped pages count as memory of the worker until the file is closed.
+    with (
+        naming_file(uri),
+        open_binary(uri, options) if is_remote(uri) else pa.OSFile(regular_file(uri)) as file,
+    ):
+        reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
+        blobs = blob_index(reader.schema)
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            table = pa.Table.from_batches([batch])
+            if blobs < 0:
+                yield RowPart(table)
+            else:
+                yield RowPart(
+                    table.remove_column(blobs), iter([batch.column(blobs)]), blobs, reader.schema.field(blobs)
+                )
+
+
+def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[str]:
+    """Yield a line for each shard of a cache that differs from its metadata. Every byte is read.
+
+    Raises:
+        FileNotFoundError: the cache has no metadata.
+    """
+    with open_binary(join(uri, METADATA_FILE), options) as file:
+        text = file.read()
+    try:
+        meta = parse_metadata(Path(uri), text)
+    except ValueError as error:
+        yield str(error)
+        return
+    for shard in meta.shards:
+        path = join(uri, shard.filename)
+        if (digest := _digest(path, options)) != shard.digest:
+            yield f"{path}: its digest is {digest}, not {shard.digest} as {METADATA_FILE} says"
+        elif not is_remote(path) and (
+            differing := _differing(OpenShard(Path(local_path(path))), shard, meta.schema)
+        ):
+            yield f"{path}: {differing} are not those that {METADATA_FILE} says"
+
+
+def _differing(found: OpenShard, declared: CacheShard, schema: object) -> str:
+    if found.rows != declared.rows:
+        return "its rows"
+    return "" if found.schema.equals(schema, check_metadata=True) else "its columns"
+
+
+def _digest(uri: str, options: StorageOptions | None) -> str:
+    with open_binary(uri, options) as file:
+        return digest_of(file)

@@ -1,1 +1,0 @@
-"""Accounting records of the formats: one module per format, which declares an `AccountedFormat`."""

@@ -1,0 +1,453 @@
+"""Records of published shards: one small JSON file each, beside the data.
+
+A record says which inputs, code and configuration an output was made from (`fingerprint`), what came out, and
+what the file looked like then (`stat`). By it a re-run knows that a shard is unchanged, without the database
+of the orchestrator.
+
+Digests of the small files beside the data of a shard: ledger, scores and quarantine.
+
+The digests are in the shard's record, under ``files`` of its account: path below the storage root -> bytes
+and xxh3-128 of the file, or null where the shard has no such file. With them, missing or changed files are
+found.
+
+Outputs of the graph: location below the storage root, format and source of each.
+
+Partitions that the files of a folder belong to, as their names state, without opening them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from stat import S_ISDIR
+from typing import Any
+from urllib.parse import unquote
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from mm_assets.formats.arrow_cache.files import digest_of
+from mm_assets.formats.names import Format, format_of, partition_filename
+from mm_assets.formats.parquet.files import read_buffer
+from mm_assets.storage.files import (
+    StorageOptions,
+    filesystem,
+    is_remote,
+    join,
+    local_bytes,
+    open_binary,
+    replace_file,
+)
+from mm_assets.storage.small_files import seal, unseal
+from mm_assets.storage.stamps import mark_of
+
+_THREADS = 16  # object stores answer in ~50 ms
+
+
+def stated_partitions(folder: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
+    """Return the partitions that the files of a folder belong to, by name or content; none without a folder.
+
+    A file that tells its partition by neither is listed under its file name.
+
+    Args:
+        folder: a folder with one file per partition.
+        suffix: suffix of these files; others are left out.
+        options: for the file system.
+    """
+    fs, path = filesystem(folder, options)
+    fs.invalidate_cache()
+    try:
+        files = [str(file) for file in fs.ls(path, detail=False)]
+    except FileNotFoundError:
+        return []
+    names = {file: file.rpartition("/")[2] for file in files}
+    stems = {
+        file: name.removesuffix(suffix)
+        for file, name in names.items()
+        if name.endswith(suffix) and not name.startswith(".")
+    }
+
+    def partition_inside(file: str) -> str | None:
+        try:
+            return _stated(fs.cat_file(file), suffix) or stems[file]
+        except FileNotFoundError:  # removed since the listing
+            return None
+
+    # File names longer than 80 characters are digests: only the content tells the shard's name.
+    digests = [file for file, stem in stems.items() if stem.startswith("=")]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        inside = dict(zip(digests, threads.map(partition_inside, digests), strict=True))
+    found = (inside[file] if file in inside else unquote(stem) for file, stem in stems.items())
+    return [partition for partition in found if partition is not None]
+
+
+def _stated(data: bytes, suffix: str) -> str | None:
+    """Return the shard named inside a record, a proof or a ledger table; None if it cannot be read."""
+    try:
+        if suffix == ".parquet":
+            return str(read_buffer(data, ["partition"]).column(0)[0].as_py())
+        fields = json.loads(data)
+        return str(fields.get("key") or fields["partition"])
+    except (ValueError, LookupError, AttributeError, OSError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True)
+class Output:
+    """One asset of interleaved rows, below ``folder`` of the storage root.
+
+    ``kind`` is its format, ``source`` the output that it is made from (None: raw shards).
+    """
+
+    asset: str
+    kind: str
+    folder: str
+    source: str | None = None
+
+    @property
+    def format(self) -> Format:
+        """The record of its format."""
+        return format_of(self.kind)
+
+    def uri(self, root: str, partition: str) -> str:
+        """Return the file of a shard (for a cache its metadata), or the one table."""
+        return self.format.uri(join(root, self.folder), partition)
+
+    def place(self, root: str, partition: str) -> str:
+        """Return the location of a shard's output: the file or the folder, or the one table."""
+        return self.format.output(self.uri(root, partition))
+
+
+CURATED = Output("curated_parquet", "parquet", "curated")
+FILTERED = Output("filtered_parquet", "parquet", "filtered", CURATED.asset)
+TARS = Output("final_tars", "webdataset", "webdataset", FILTERED.asset)
+LANCE = Output("lance_table", "lance", "lance/items.lance", FILTERED.asset)
+CACHE = Output("arrow_cache", "arrow_cache", "arrow_cache", FILTERED.asset)
+OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
+BY_ASSET = {output.asset: output for output in OUTPUTS}
+# Assets without samples, by the output they are made from: their files are proven with its shards.
+DERIVED = {CURATED.asset: ("image_scores", "sample_scores", "quarantine")}
+# Their folders below the storage root, with a Parquet file for each shard.
+DERIVED_FOLDERS = {"image_scores": "scores", "sample_scores": "sample_scores", "quarantine": "quarantine"}
+
+
+def made_from(asset: str) -> tuple[Output, ...]:
+    """Return the outputs that are made from an asset."""
+    return tuple(output for output in OUTPUTS if output.source == asset)
+
+
+log = logging.getLogger(__name__)
+
+FORMAT = 4
+LOST_IDS = "lost_ids"
+"""In an account: ids of samples that were lost when the raw shard was read, as far as they are listed."""
+INDEXES = ("surveys", "published", "sample_ids", "tars")
+# Object stores answer in ~50 ms; the records of a chunk of 100 shards are read in parallel.
+_REMOTE_THREADS = 16
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """Record of one published shard.
+
+    Attributes:
+        asset: the asset.
+        key: the partition key.
+        fingerprint: digest of code, options and inputs.
+        version: data version: a digest of the content.
+        uri: the output.
+        stat: `stat_output(uri)` right after publication.
+        metadata: reported with the shard, so that it can be reported again.
+        checks: check results, likewise.
+        account: counts, digests and options, as needed for a proof.
+    """
+
+    asset: str
+    key: str
+    fingerprint: str
+    version: str
+    uri: str
+    stat: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    account: Mapping[str, Any] = field(default_factory=dict)
+
+    def lost_ids(self, raw_version: str) -> frozenset[str]:
+        """Return the `LOST_IDS` of a raw shard in a version; none if it was read in another one."""
+        is_of_version = raw_version in self.account.get("inputs", {}).values()
+        return frozenset(self.account.get(LOST_IDS, ()) if is_of_version else ())
+
+
+class ShardRecords:
+    """Records below `root` (a folder or URL): `<root>/ledger/<asset>/<escaped partition>.json`.
+
+    URIs below the root are stored relative to it: records may be moved or published with the data, without
+    paths of this machine in them.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/") + "/"
+        self._fs, path = filesystem(root)
+        self._ledger = f"{path.rstrip('/')}/ledger"
+
+    def path(self, asset: str, key: str) -> str:
+        """Return the path of a record on the file system of `root`."""
+        return f"{self._ledger}/{partition_filename(asset)}/{partition_filename(key)}.json"
+
+    def uri(self, asset: str, key: str) -> str:
+        """Return the location of a record."""
+        return f"{self._root}ledger/{partition_filename(asset)}/{partition_filename(key)}.json"
+
+    def read(self, asset: str, keys: Iterable[str]) -> dict[str, ShardRecord]:
+        """Return the records of these shards, without those that do not exist.
+
+        An unreadable record is logged and counts as missing: its shard is made again, which also rewrites the
+        record.
+        """
+        paths = {self.path(asset, key): key for key in keys}
+        return self._read(asset, paths, lambda record: record.key)
+
+    def by_file_name(self, asset: str, names: Iterable[str]) -> dict[str, ShardRecord]:
+        """Return the records of shards by the names of their files (`partition_filename`), else as `read`."""
+        paths = {f"{self._ledger}/{partition_filename(asset)}/{name}.json": name for name in names}
+        return self._read(asset, paths, lambda record: partition_filename(record.key))
+
+    def _read(
+        self, asset: str, names: Mapping[str, str], name_of: Callable[[ShardRecord], str]
+    ) -> dict[str, ShardRecord]:
+        """Return the records at some paths by name; the record itself must have that name."""
+        found: dict[str, ShardRecord] = {}
+        for path, data in self._contents(names):
+            try:
+                record = self._parse(data)
+                if (record.asset, name_of(record)) != (asset, names[path]):
+                    raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
+                found[names[path]] = record
+            except (ValueError, TypeError) as error:
+                log.warning("record %s is unreadable, the next run makes its shard again: %s", path, error)
+        return found
+
+    def keys(self, asset: str) -> list[str]:
+        """Return the shards of an asset that have a record, sorted."""
+        folder = f"{self._ledger}/{partition_filename(asset)}"
+        if not self._fs.isdir(folder):
+            return []
+        self._fs.invalidate_cache(folder)
+        paths = [path for path in self._fs.ls(folder, detail=False) if path.endswith(".json")]
+        keys = []
+        for path, data in self._contents(paths):
+            try:
+                keys.append(str(unseal(data)["key"]))
+            except (ValueError, TypeError, LookupError) as error:
+                log.warning("record %s is unreadable, the next run makes its shard again: %s", path, error)
+        return sorted(keys)
+
+    def named(self, asset: str) -> list[str]:
+        """Return the shards of an asset that have a record, readable or not, by the names of the files."""
+        return stated_partitions(f"{self._root}ledger/{partition_filename(asset)}", ".json")
+
+    def write(self, record: ShardRecord) -> None:
+        """Publish a record in one step: readers see the old one or the new one."""
+        path = self.path(record.asset, record.key)
+        fields = {"format": FORMAT, **vars(record), "uri": self.relative(record.uri)}
+        data = seal(fields)
+        if not isinstance(self._fs, LocalFileSystem):
+            self._fs.pipe_file(path, data)
+            return
+        # Not synced to disk: if a power cut leaves an empty record, its shard is made again.
+        replace_file(path, data)
+
+    def relative(self, uri: str) -> str:
+        """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""
+        return f"./{uri.removeprefix(self._root)}" if uri.startswith(self._root) else uri
+
+    def _parse(self, data: bytes) -> ShardRecord:
+        fields = unseal(data)
+        if fields.pop("format", None) != FORMAT:
+            raise ValueError(f"not of format {FORMAT}")
+        record = ShardRecord(**fields)
+        inside = record.uri.startswith("./")
+        return replace(record, uri=self._root + record.uri.removeprefix("./")) if inside else record
+
+    def _contents(self, paths: Iterable[str]) -> list[tuple[str, bytes]]:
+        if isinstance(self._fs, LocalFileSystem):
+            return [(path, data) for path in paths if (data := local_bytes(path)) is not None]
+        return [(path, data) for path, data in _at_once(paths, self._remote_bytes) if data is not None]
+
+    def _remote_bytes(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._fs.cat_file(path))
+        except FileNotFoundError:
+            return None
+
+
+def index_folder(root: str, kind: str) -> str:
+    """Return where a storage root has the `FileIndex` of one of `INDEXES`."""
+    return join(root, "ledger", "index", kind)
+
+
+def account_folders(root: str, asset: str) -> list[str]:
+    """Return the local folders with an asset's accounts, where dead processes may have left files."""
+    ledger, name = os.path.join(root, "ledger"), partition_filename(asset)
+    below = [name, f"items/{name}", f"balance/{name}", "raw_shards", "sample_ids"]
+    return [
+        *(index_folder(root, kind) for kind in INDEXES),
+        *(os.path.join(ledger, folder) for folder in below),
+        os.path.join(root, "proof"),
+        os.path.join(root, "proof", name),
+    ]
+
+
+def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
+    """Return the state of each output: size and modification time or etag; None if it does not exist.
+
+    For a folder it is the state of each file in it.
+    """
+    found: dict[str, dict[str, Any] | None] = {}
+    remote: list[str] = []
+    for uri in uris:
+        fs, path = filesystem(uri)
+        if isinstance(fs, LocalFileSystem):
+            found[uri] = _local_stat(path)
+        else:
+            fs.invalidate_cache()
+            remote.append(uri)
+    return found | dict(_at_once(remote, _remote_stat))
+
+
+def _at_once(items: Iterable[str], ask: Callable[[str], Any]) -> list[tuple[str, Any]]:
+    items = list(items)
+    with ThreadPoolExecutor(_REMOTE_THREADS) as threads:
+        return list(zip(items, threads.map(ask, items), strict=True))
+
+
+def _local_stat(path: str) -> dict[str, Any] | None:
+    try:
+        stat = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if S_ISDIR(stat.st_mode):
+        files = sorted(
+            (entry.name, entry.stat())
+            for entry in os.scandir(path)
+            if entry.is_file() and not entry.name.startswith(".")
+        )
+        return {
+            "files": {name: {"size": found.st_size, "mtime_ns": found.st_mtime_ns} for name, found in files}
+        }
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _remote_stat(uri: str) -> dict[str, Any] | None:
+    fs: AbstractFileSystem
+    fs, path = filesystem(uri)
+    try:
+        info = fs.info(path)
+    except FileNotFoundError:
+        return None
+    if info.get("type") == "directory":
+        return {
+            "files": {
+                str(file["name"]).rpartition("/")[2]: _mark(file)
+                for file in fs.ls(path, detail=True)
+                if file["type"] == "file"
+            }
+        }
+    return _mark(info)
+
+
+def _mark(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {"size": info.get("size"), "mark": str(mark_of(info))}
+
+
+FILES = "files"
+
+
+FileDigest = Mapping[str, Any]
+
+
+def digest_files(
+    root: str, uris: Iterable[str], options: StorageOptions | None = None
+) -> dict[str, FileDigest | None]:
+    """Return the present digests of files below ``root``, by path below it; None for missing files.
+
+    Every byte is read.
+    """
+    uris = list(uris)
+    if is_remote(root):
+        filesystem(root, options)[0].invalidate_cache()
+    with ThreadPoolExecutor(_THREADS if is_remote(root) else 1) as threads:
+        found = threads.map(lambda uri: _digest(uri, options), uris)
+        return {uri.removeprefix(join(root, "")): digest for uri, digest in zip(uris, found, strict=True)}
+
+
+def recorded_files(record: ShardRecord, *uris: str) -> dict[str, FileDigest | None]:
+    """Return the digests in a shard's record, of all its files or of those among ``uris``.
+
+    Records of older versions have none.
+    """
+    files: Mapping[str, FileDigest | None] = record.account.get(FILES, {})
+    return {
+        path: digest
+        for path, digest in files.items()
+        if not uris or any(uri.endswith(f"/{path}") for uri in uris)
+    }
+
+
+def file_problems(
+    root: str, written: Mapping[str, FileDigest | None], options: StorageOptions | None = None
+) -> list[str]:
+    """Return a line for each file below ``root`` that is not as written: missing, cut, changed or unexpected.
+
+    Args:
+        root: the storage root.
+        written: digests from the record, see `recorded_files`.
+        options: for the file system.
+    """
+    found = digest_files(root, [join(root, path) for path in written], options)
+    return [line for path, digest in written.items() if (line := _problem(path, digest, found[path]))]
+
+
+def shards_with_problems(
+    root: str, records: Iterable[ShardRecord], options: StorageOptions | None = None
+) -> dict[str, list[str]]:
+    """Return the `file_problems` of some shards by key, without shards that have none.
+
+    The files of all shards are read in one go.
+    """
+    written = {record.key: recorded_files(record) for record in records}
+    found = digest_files(root, [join(root, path) for files in written.values() for path in files], options)
+    lines = {
+        key: [_problem(path, digest, found[path]) for path, digest in files.items()]
+        for key, files in written.items()
+    }
+    return {
+        key: problems
+        for key, shard_lines in lines.items()
+        if (problems := [line for line in shard_lines if line])
+    }
+
+
+def _digest(uri: str, options: StorageOptions | None) -> FileDigest | None:
+    try:
+        with open_binary(uri, options) as file:
+            digest = digest_of(file)
+            return {"bytes": file.tell(), "digest": digest}
+    except FileNotFoundError:
+        return None
+
+
+def _problem(path: str, written: FileDigest | None, found: FileDigest | None) -> str:
+    if written == found:
+        return ""
+    if written is None:
+        return f"{path}: nothing was written, and yet there is a file"
+    if found is None:
+        return f"{path}: missing"
+    if written["bytes"] != found["bytes"]:
+        return f"{path}: {written['bytes']} bytes written, {found['bytes']} found"
+    return f"{path}: other bytes than were written"

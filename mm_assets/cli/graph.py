@@ -1,0 +1,290 @@
+"""The command ``mm-assets run``: the graph without a browser.
+
+The command ``mm-assets ui``: the graph in a browser, with the daemon.
+
+The command ``mm-assets prove``: every output read again.
+
+``mm-assets alerts``: sends a trial message to the targets of alerts.
+
+The command ``mm-assets init``: a settings file with every setting, commented.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mm_assets.cli.arguments import add_set_flags
+from mm_assets.terminal import FAILED, USAGE, fail
+
+
+def run_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "run",
+        help="take raw shards through the graph, without a browser",
+        description="Take raw shards (MM_RAW_SHARDS) through the graph, in runs of up to 100. What is up to "
+        "date is neither read nor written again. With --missing, --failed or --changed only such shards "
+        "are looked at.",
+    )
+    parser.add_argument("shards", nargs="*", metavar="SHARD", help="names of raw shards (default: all)")
+    parser.add_argument("--assets", type=_names, default=(), metavar="A,B", help="these assets only")
+    parser.add_argument(
+        "--missing", dest="kinds", action="append_const", const="missing", help="shards that were never made"
+    )
+    parser.add_argument(
+        "--failed", dest="kinds", action="append_const", const="failed", help="shards whose last run failed"
+    )
+    parser.add_argument(
+        "--changed",
+        dest="kinds",
+        action="append_const",
+        const="stale",
+        help="shards made from other raw data, code or settings than there are now, or damaged since",
+    )
+    parser.add_argument("--limit", type=_count, metavar="N", help="at most N shards")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be made, and why")
+    add_set_flags(parser.add_argument_group("filters of this run, in the place of those of the settings"))
+    parser.set_defaults(run=run_run)
+
+
+def run_run(options: argparse.Namespace) -> int:
+    """Run the graph; 0 only if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven."""
+    from mm_assets.headless.run import watch_for_interrupts
+
+    watch_for_interrupts()
+    if options.values or options.filter_preset is not None or options.filter_actions is not None:
+        _use_filters(options)
+    from mm_assets.headless.request import MakeRequest
+    from mm_assets.headless.run import run_graph
+
+    request = MakeRequest(tuple(options.shards), options.assets, tuple(options.kinds or ()), options.limit)
+    return run_graph(request, is_dry=options.dry_run)
+
+
+def _use_filters(options: argparse.Namespace) -> None:
+    """Give this process, and its workers, the filters that the flags ask for."""
+    from mm_assets.cli.arguments import filters_with_overrides, variables_of
+    from mm_assets.settings import Settings
+
+    os.environ.update(variables_of(options))
+    if Settings.load().active_filters() != filters_with_overrides(options):
+        raise ValueError("--set NAME= cannot unset what a preset sets; give it a value that refuses nothing")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"not names separated by commas: {text!r}")
+    return names
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18 or not int(text):
+        raise argparse.ArgumentTypeError(f"not a number of shards: {text!r}")
+    return int(text)
+
+
+_HOST = "127.0.0.1"
+_LAST_PORT = 65535
+
+_SUPERSEDED = "Function `dev_command` is superseded"
+
+
+def ui_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("ui", help="serve the Dagster UI, with the daemon, on this machine")
+    parser.add_argument("--port", type=_port, default=3000, help="port on 127.0.0.1 (default: 3000)")
+    parser.set_defaults(run=run_ui)
+
+
+def run_ui(options: argparse.Namespace) -> NoReturn:
+    """Become ``dagster dev``; errors of settings are told before."""
+    import dagster  # noqa: F401  without it nothing is begun
+
+    from mm_assets.formats.raw_shards import RawLocations
+    from mm_assets.headless.run import open_instance, prepare_home
+    from mm_assets.settings import Settings
+
+    settings = Settings.load()
+    RawLocations(settings.raw_shards)
+    if (reason := _why_not(options.port)) is not None:
+        fail(f"port {options.port} of {_HOST}: {reason}; name another with --port")
+        sys.exit(USAGE)
+    address = settings.ui_url or f"http://{_HOST}:{options.port}"
+    os.environ["MM_UI_URL"] = address  # alerts link to it
+    with open_instance(prepare_home()):
+        pass  # what is wrong with it is told in one line
+    print(f"the UI: {address}", flush=True)
+    os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
+    # A look at 100,000 partitions takes half a minute of CPU; by default the daemon waits a minute.
+    os.environ.setdefault("DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS", "300")
+    # Notices of Dagster that are for whoever writes such a command, and a line for each look of a sensor.
+    command = [
+        sys.executable,
+        "-W",
+        f"ignore:{_SUPERSEDED}",
+        "-m",
+        "dagster",
+        "dev",
+        "-m",
+        "mm_assets.definitions",
+    ]
+    command += ["--log-level", "warning"]
+    print(f"Dagster on http://127.0.0.1:{options.port}, in half a minute; Ctrl-C ends it", flush=True)
+    # A shell that starts it in the background has it ignore them.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.execv(sys.executable, [*command, "-h", _HOST, "-p", str(options.port)])
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"not a port, 1 to {_LAST_PORT}: {text!r}")
+    return int(text)
+
+
+def _why_not(port: int) -> str | None:
+    """Return why nothing can be served at a port; None if it can."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        try:
+            server.bind((_HOST, port))
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+    return None
+
+
+def prove_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "prove", help="read every output of the graph again: is every item as it was written?"
+    )
+    parser.add_argument(
+        "shards",
+        nargs="*",
+        metavar="SHARD",
+        help="names of shards (default: all, and unknown files beside them)",
+    )
+    parser.set_defaults(run=run_prove)
+
+
+def run_prove(options: argparse.Namespace) -> int:
+    """Prove the outputs; 0 only if every item is as it was written."""
+    from mm_assets.headless.run import watch_for_interrupts
+
+    watch_for_interrupts()
+    from mm_assets.headless.run import prove
+
+    return prove(options.shards)
+
+
+def alerts_arguments(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    parser = commands.add_parser(
+        "alerts",
+        help="try the targets of alerts",
+        description="Alerts are sent by the sensor `alerts` to the targets in MM_ALERTS.",
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    test = actions.add_parser(
+        "test",
+        help="send one message to each target",
+        description="Send one message to each target in MM_ALERTS. Exit code 1 if one was not delivered.",
+    )
+    test.set_defaults(run=run_alerts)
+
+
+def run_alerts(options: argparse.Namespace) -> int:
+    """Send one message to each target, and print a line for each.
+
+    Raises:
+        ValueError: MM_ALERTS names no target.
+    """
+    from mm_assets.automation.alerts.delivery import targets
+    from mm_assets.automation.alerts.message import trial_message
+    from mm_assets.settings import Settings
+
+    settings = Settings.load()
+    if not settings.alerts:
+        raise ValueError("MM_ALERTS names no target; it takes Apprise URLs, separated by whitespace")
+    message = trial_message(settings.ui_url or "")
+    failed = False
+    for target in targets(settings.alerts):
+        reason = target.send(message)
+        failed = failed or reason is not None
+        print(f"{target}: {'delivered' if reason is None else f'not delivered: {reason}'}")
+    return FAILED if failed else 0
+
+
+_STORES = (
+    "# --- object stores ---",
+    "",
+    "# Options of one bucket, or a part of it, where those of the environment are not right for it:",
+    "# profile_name, or aws_access_key_id, aws_secret_access_key and aws_session_token, with region_name and",
+    "# endpoint_url; of a web server, username and password.",
+    "# At the end of the file: what follows the name in brackets belongs to it.",
+    '# [stores."s3://bucket"]',
+    '# profile_name = "curation"',
+)
+
+
+def init_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "init", help="write mm_assets.toml: every setting with its meaning and default"
+    )
+    parser.set_defaults(run=run_init)
+
+
+def run_init(options: argparse.Namespace) -> int:
+    """Write the file into the working directory.
+
+    Raises:
+        FileExistsError: there is one.
+    """
+    from mm_assets.settings_file import FILE
+
+    try:
+        with open(FILE, "x", encoding="utf-8") as file:
+            file.write(settings_text())
+    except FileExistsError as error:
+        raise FileExistsError(f"{Path(FILE).resolve()}: there is one, and it stays as it is") from error
+    print(f"{FILE}: every setting is in it, as a comment; remove the # in front of those that you set")
+    return 0
+
+
+def settings_text() -> str:
+    """Return a settings file in which every setting is a comment with its default."""
+    from mm_assets.settings import Settings
+
+    lines = [
+        "# Settings of mm-assets, read from the folder that a command is started in.",
+        "# Variables of the environment (MM_STORAGE for `storage`, and so on) come first.",
+        '# Each line has the default; "" and [] stand for: not set.',
+    ]
+    for setting in fields(Settings):
+        if heading := setting.metadata["heading"]:
+            lines += ["", f"# --- {heading} ---"]
+        choices = " | ".join(setting.metadata["choices"])
+        meaning = setting.metadata["meaning"] + (f" ({choices})" if choices else "")
+        lines += ["", f"# {meaning}", f"# {setting.name} = {_toml(setting.metadata['written'])}"]
+    lines += ["", *_STORES]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return '""'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

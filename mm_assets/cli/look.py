@@ -1,0 +1,469 @@
+"""The command ``mm-assets show SAMPLE_ID``: one sample to look at, in the terminal or as an HTML page.
+
+The command ``mm-assets explain SAMPLE_ID``: what happened to each item of a sample.
+
+Command ``mm-assets inspect PATH``.
+
+The command ``mm-assets preview``: what filters would drop, from stored scores, before they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from mm_assets.cli import arguments as raw_layout
+from mm_assets.cli.arguments import (
+    add_set_flags,
+    add_storage_flag,
+    as_utf8,
+    location,
+    refuse_other_folder,
+    refuse_other_than_file,
+    settings_root,
+    storage_root,
+    write_page,
+)
+from mm_assets.formats.names import TITLES
+from mm_assets.model.notices import MmAssetsError, counted
+from mm_assets.terminal import FAILED, ProgressLine, fail, printable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mm_assets.formats.partitions import Partition
+    from mm_assets.formats.raw_shards import RawShard
+    from mm_assets.formats.reports import ContentColumns
+    from mm_assets.settings import Settings
+    from mm_assets.view.sample import Document, Look
+
+
+def explain_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "explain", help="show what happened to each item of a sample, from its shard to every output"
+    )
+    parser.add_argument("sample_id")
+    add_storage_flag(parser)
+    parser.set_defaults(run=run_explain)
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Print a table per shard: one line per item, one column per asset.
+
+    Raises:
+        ValueError: the id is unknown.
+    """
+    from mm_assets.accounting.history import history_of, origin_of, place_of, surveyed_in
+    from mm_assets.accounting.record import OUTPUTS
+    from mm_assets.settings import Settings
+    from mm_assets.storage.errors import located
+    from mm_assets.storage.files import local_path
+
+    root = local_path(options.storage or Settings.load().storage)
+    sample_id = as_utf8(options.sample_id)
+    with located(root):
+        refuse_other_folder(root)
+        shards = history_of(root, sample_id)
+    if not shards:
+        raise ValueError(unknown_sample(root, sample_id, surveyed_in(root, sample_id)))
+    print(f"sample {printable(sample_id)}")
+    for shard in shards:
+        source = shard.locator[0]
+        origin = origin_of(shard.locator)
+        print(f"shard {printable(shard.partition or '(not recorded)')}, from {printable(origin)}")
+        rows = [["position", "modality", "source", *(output.asset for output in OUTPUTS)]]
+        for item in shard.items:
+            moved = "" if item.locator[0] == source else f"{item.locator[0]}: "
+            fates = [item.fates[output.asset] for output in OUTPUTS]
+            rows.append([str(item.position), item.modality, moved + place_of(item.locator), *fates])
+        _print_table(rows)
+    return 0
+
+
+def unknown_sample(root: str, sample_id: str, raw_shards: Sequence[str]) -> str:
+    """Return the line about a sample that no output and no ledger has, but maybe raw shards."""
+    if raw_shards:
+        hint = "no output of it has landed; the check raw_shards.integrity and the run's log say why"
+        return f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, raw_shards))}: {hint}"
+    return f"{root}: no sample {sample_id!r}, neither in an output nor in the ledger"
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        print(f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip())
+
+
+_COLUMNS = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
+_SAMPLES, _ERRORS = "samples", "errors"  # beside the modalities
+_MODALITIES = ("metadata", "text", "image")
+_READS_THE_REST = "; convert --on-materialize-error drop_sample reads the rest"
+_NAMED = 3  # partitions that would be refused
+
+
+def inspect_arguments(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "inspect", help="show format, counts, columns and the first sample of a dataset"
+    )
+    parser.add_argument("path", type=location, help=f"file, folder, glob or URL of {TITLES} data")
+    raw_layout.add_layout_flags(parser)
+    parser.set_defaults(run=run_inspect)
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Print what a dataset holds; image bytes are not read.
+
+    Partitions that cannot be read are named at the end.
+    """
+    from mm_assets.formats.raw_shards import location_of
+    from mm_assets.formats.registry import detect_format, reader_for
+    from mm_assets.formats.tar.index import TarDamage
+    from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED, SampleError
+    from mm_assets.model.json_codec import is_json
+    from mm_assets.model.schema import unify_schemas
+    from mm_assets.storage.errors import error_line, located
+
+    source = location_of(options.path)
+    with located(source):
+        kind = detect_format(source)
+        raw_layout.refuse_inapplicable_flags(options, kind, source)
+        reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))
+        partitions = reader.partitions()
+    counts: Counter[str] = Counter()
+    schemas = []
+    first: list[dict[str, Any]] = []
+    failures: list[str] = []
+    advice = _Advice()
+    for partition in partitions:
+        found: Counter[str] = Counter()
+        notes: dict[str, Any] = {}
+        try:
+            schema, tables = reader.project(partition, _COLUMNS, notes)
+            schemas.append(schema)
+            for table in tables:
+                found += _counts(table)
+                first = first or _first_sample(table)
+            advice.add(partition, schema, found, notes)
+        except (OSError, ValueError) as error:
+            # `inspect` reads as the policy `error` does: what is wrong is to be seen, and named.
+            is_of_sample = isinstance(error, SampleError | TarDamage)
+            failures.append(error_line(error) + (_READS_THE_REST if is_of_sample else ""))
+        counts += found
+    if failures and not schemas:
+        raise ValueError("; ".join(failures))
+    unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
+    print(
+        f"{options.path if source.startswith(MADE_WHEN_OPENED) else source}: "
+        f"{kind}, {counted(len(partitions), 'partition')}{unread}, "
+        f"{counted(counts[_SAMPLES], 'sample')}, {counted(sum(counts[name] for name in _MODALITIES), 'row')}"
+    )
+    print(
+        f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; "
+        f"{counts[_ERRORS]} with an error"
+    )
+    print("columns:")
+    for field in unify_schemas(schemas) if schemas else []:
+        print(f"  {field.name}: {'JSON' if is_json(field) else field.type}")
+    if first:
+        print(f"first sample: {first[0]['sample_id']}")
+        for row in first:
+            shown = row["materialize_error"] or row["text_content"] or row["content_type"] or ""
+            print(f"  [{row['position']}] {row['modality']}: {shown[:100]}")
+    for line in advice.lines():
+        print(line)
+    for failure in failures:
+        fail(failure)
+    return 1 if failures or advice.loses_all else 0
+
+
+def _counts(table: pa.Table) -> Counter[str]:
+    """Count samples, errors, and rows by modality."""
+    found = Counter(
+        {_SAMPLES: len(table.column("sample_id").unique())}
+        | {entry["values"]: entry["counts"] for entry in table.column("modality").value_counts().to_pylist()}
+    )
+    found[_ERRORS] = table.num_rows - table.column("materialize_error").null_count
+    return found
+
+
+def _first_sample(table: pa.Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.slice(0, 200).to_pylist()
+    return [row for row in rows if row["sample_id"] == rows[0]["sample_id"]]
+
+
+class _Advice:
+    """What `convert` would say: why it would refuse a partition, and which content is not taken."""
+
+    def __init__(self) -> None:
+        from mm_assets.settings import Settings
+
+        self._max_loss = Settings.load().max_loss
+        self.refusals: list[str] = []
+        self.loses_all = False  # of some partition `convert` would refuse, 100 % would be lost
+        self._untaken: list[ContentColumns] = []
+        self._errors = 0
+        self._left_out: list[str] = []
+
+    def add(
+        self, partition: Partition, schema: pa.Schema, found: Counter[str], notes: dict[str, Any]
+    ) -> None:
+        """Take a partition into account that was read to the end."""
+        from mm_assets.accounting.ledger import LossShare
+        from mm_assets.formats.reports import PartitionReport, left_out_of, untaken_in
+
+        report = PartitionReport(
+            partition=partition.name,
+            uri=None,
+            rows=sum(found[name] for name in _MODALITIES),
+            samples=found[_SAMPLES],
+            images=found["image"],
+            texts=found["text"],
+            nbytes=0,
+            image_bytes=0,
+            schema=schema,
+            digest="",
+            notes=notes,
+        )
+        self._untaken.append(untaken_in(report))
+        self._errors += found[_ERRORS]
+        self._left_out += left_out_of(notes)
+        loss = LossShare.of_report(report)
+        refusal = loss.refusal(self._max_loss)
+        self.loses_all |= refusal is not None and round(loss.share, 2) == 1
+        self.refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
+
+    def lines(self) -> list[str]:
+        """Return a line for each of the first refusals, each modality not taken, and members left out."""
+        from mm_assets.formats.reports import left_out_lines, untaken_lines
+
+        more = len(self.refusals) - _NAMED
+        ways = "unless --on-materialize-error is warn, drop_row or drop_sample"
+        return [
+            *([f"convert would refuse the rows with an error, {ways}"] if self._errors else []),
+            *(f"convert would refuse {refusal}" for refusal in self.refusals[:_NAMED]),
+            *([f"and {more} more"] if more > 0 else []),
+            *untaken_lines(self._untaken, len(self._untaken)),
+            *left_out_lines(len(self._left_out), self._left_out),
+        ]
+
+
+_FOR_WORKERS = 20  # shards: to start workers takes longer than to read fewer
+
+
+def preview_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "preview",
+        help="say what filters would drop, from stored scores, and show what is near their bounds",
+        description="Say what the filters of the settings would drop, each alone and all together, from the "
+        "stored scores of the graph. Nothing is changed, and no image is measured.",
+    )
+    parser.add_argument(
+        "shards", nargs="*", metavar="SHARD", help="these shards (default: up to 400, evenly spread)"
+    )
+    add_set_flags(parser)
+    parser.add_argument(
+        "--html", type=location, metavar="FILE", help="write one page, with curves and images; - is stdout"
+    )
+    add_storage_flag(parser)
+    parser.set_defaults(run=run_preview)
+
+
+def run_preview(options: argparse.Namespace) -> int:
+    """Print the counts or write the page; 1 if scores are missing.
+
+    Raises:
+        ValueError: for settings that do not fit, and for shards that are unknown or damaged.
+    """
+    from mm_assets.cli.arguments import filters_with_overrides
+    from mm_assets.pool.workers import WorkerPool
+    from mm_assets.settings import Settings
+    from mm_assets.view import preview_page as summary_lines
+    from mm_assets.view.preview_page import preview_page
+    from mm_assets.view.preview_scores import StoredScores
+    from mm_assets.view.preview_study import study
+
+    if options.html:
+        refuse_other_than_file(options.html)
+    filters = filters_with_overrides(options)
+    root = storage_root(options)
+    refuse_other_folder(root)
+    settings = Settings.load()
+    stored = StoredScores(root, [as_utf8(name) for name in options.shards], _raw_version(settings, root))
+    shards = len(stored.shards)
+    if not shards:
+        return _failed(summary_lines.left_out(stored))
+    progress = ProgressLine(shards)
+    try:
+        with WorkerPool(settings.workers, may_fork=True) as pool:
+            found = study(
+                stored,
+                filters,
+                pool if shards >= _FOR_WORKERS else None,
+                lambda done: progress.show(done, f"{done} of {shards} shards"),
+            )
+    finally:
+        progress.end()
+    if options.html:
+        write_page(options.html, preview_page(stored, found))
+    if options.html != "-":
+        print(summary_lines.page_title(stored))
+        _print_counts(
+            [[*summary_lines.HEADS], *summary_lines.count_rows(found)] if found.counts.filters else []
+        )
+        _print_counts(summary_lines.distribution_rows(found) if found.distributions else [])
+        for line in summary_lines.summary(found):
+            print(printable(line))
+        if not filters:
+            print(f"no filter is on; {summary_lines.HOW_TO_SET}")
+    return _failed(summary_lines.faults(stored, found))
+
+
+def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
+    """Return what gives the version of a raw shard; nothing of those of another storage root's data."""
+    from mm_assets.formats.raw_shards import RawLocations
+    from mm_assets.storage.errors import readable_store_errors
+
+    listing: Mapping[str, RawShard] = {}
+    if settings.raw_shards and settings_root(settings) == root:
+        # Scores are shown all the same where raw shards are out of reach, or cannot be told apart.
+        with suppress(OSError, MmAssetsError), readable_store_errors():
+            listing = RawLocations(
+                settings.raw_shards, excluded=root, missing_keys=settings.missing_keys
+            ).shards(settings.shards_per_partition)
+    return lambda key: listing[key].version if key in listing else None
+
+
+def _failed(lines: Sequence[str]) -> int:
+    for line in lines:
+        fail(printable(line))
+    return FAILED if lines else 0
+
+
+def _print_counts(rows: Sequence[Sequence[str]]) -> None:
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        print(f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip())
+
+
+_WIDTH = 100  # of lines that go into a file or another program
+
+
+def show_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "show", help="show one sample, its texts and images in order, and what was dropped and why"
+    )
+    parser.add_argument("sample_id")
+    parser.add_argument(
+        "src",
+        nargs="?",
+        type=location,
+        help=f"file, folder, glob or URL of {TITLES} data (default: the outputs of the graph)",
+    )
+    parser.add_argument(
+        "--html", type=location, metavar="FILE", help="write one HTML page with the images; - is stdout"
+    )
+    add_storage_flag(parser)
+    raw_layout.add_layout_flags(parser)
+    parser.set_defaults(run=run_show)
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Print the sample, or write its page.
+
+    Raises:
+        ValueError: the id is unknown.
+    """
+    from mm_assets.view.sample_pages import coloured, embedding, no_picture, sample_page
+
+    sample_id = as_utf8(options.sample_id)
+    if options.html:
+        refuse_other_than_file(options.html)
+    is_terminal = sys.stdout.isatty()
+    has_colours = is_terminal and os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
+    look = embedding() if options.html else coloured if has_colours else no_picture
+    notes: list[str] = []
+    failures: list[str] = []
+    if options.src is None:
+        documents = _in_storage(options, sample_id, look)
+    else:
+        documents, notes, failures = _in_dataset(options, sample_id, look)
+    if options.html:
+        write_page(options.html, sample_page(sample_id, documents, notes))
+    else:
+        _print(sample_id, documents, notes, is_terminal)
+    for failure in failures:
+        fail(failure)
+    return FAILED if failures else 0
+
+
+def _in_storage(options: argparse.Namespace, sample_id: str, look: Look) -> list[Document]:
+    from mm_assets.accounting.history import surveyed_in
+    from mm_assets.settings import Settings
+    from mm_assets.storage.errors import located
+    from mm_assets.storage.files import local_path
+    from mm_assets.view.sample_source import documents_in_storage, ids_alike
+
+    if given := [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]:
+        raise ValueError(f"--{given[0].replace('_', '-')} is about documents of others: name their data")
+    root = local_path(options.storage or Settings.load().storage)
+    with located(root):
+        refuse_other_folder(root)
+        documents = documents_in_storage(root, sample_id, look)
+        if not documents:
+            line = unknown_sample(root, sample_id, surveyed_in(root, sample_id))
+            raise ValueError(line + _hint(ids_alike(root, sample_id)))
+    return documents
+
+
+def _in_dataset(
+    options: argparse.Namespace, sample_id: str, look: Look
+) -> tuple[list[Document], list[str], list[str]]:
+    """Return the sample in each partition, notes on the search, and a line for what cannot be read."""
+    from mm_assets.formats.raw_shards import location_of
+    from mm_assets.formats.registry import detect_format
+    from mm_assets.storage.errors import located
+    from mm_assets.view.sample_source import search
+
+    if options.storage is not None:
+        raise ValueError("--storage names outputs of the graph: give it, or other data, not both")
+    source = location_of(options.src)
+    with located(source):
+        kind = detect_format(source)
+        raw_layout.refuse_inapplicable_flags(options, kind, source)
+        layout = raw_layout.layout_of(options, kind, source)
+    found = search(source, kind, layout, sample_id, look)
+    if not found.documents:
+        line = f"{source}: no sample {sample_id!r}{_hint(found.alike)}"
+        raise ValueError("; ".join([line, *found.failures]))
+    notes = []
+    if found.unsearched:
+        notes.append(f"{counted(found.unsearched, 'further shard')} not looked in, as it was found before")
+    return found.documents, notes, found.failures
+
+
+def _hint(alike: Sequence[str]) -> str:
+    return f"; ids that contain it: {', '.join(map(repr, alike))}" if alike else ""
+
+
+def _print(sample_id: str, documents: Sequence[Document], notes: Sequence[str], is_terminal: bool) -> None:
+    from mm_assets.view.sample_pages import lines
+
+    width = shutil.get_terminal_size((_WIDTH, 0)).columns if is_terminal else _WIDTH
+    print(f"sample {printable(sample_id)}")
+    for document in documents:
+        for line in lines(document, width):
+            print(line)
+    for note in notes:
+        print(note)

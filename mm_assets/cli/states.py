@@ -1,0 +1,344 @@
+"""Command ``mm-assets diff A [B]``: samples that differ between two states of the outputs, and why.
+
+Command ``mm-assets tag NAME``: mark the state of all outputs.
+
+Command ``mm-assets retire [PARTITION ...]``: remove the outputs of raw shards that are gone.
+
+Command ``mm-assets verify A B [C …]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from mm_assets.cli import arguments as raw_layout
+from mm_assets.cli.arguments import add_storage_flag, location, storage_root
+from mm_assets.formats.names import TITLES
+from mm_assets.model.notices import counted
+from mm_assets.terminal import printable
+
+
+def diff_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "diff", help="list the samples added, dropped and changed between two tags, and why"
+    )
+    parser.add_argument("a", metavar="A", help="a tag, or now for the current state")
+    parser.add_argument("b", metavar="B", nargs="?", default="now", help="the same (default: now)")
+    add_storage_flag(parser)
+    parser.set_defaults(run=run_diff)
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    """Print a line per shard and sample, tab-separated, then a summary of each output.
+
+    Raises:
+        FileNotFoundError: there is no such tag.
+    """
+    from mm_assets.pool.workers import WorkerPool
+    from mm_assets.settings import Settings
+    from mm_assets.storage.errors import located, readable_store_errors
+    from mm_assets.versions.diff import Diff
+
+    root = storage_root(options)
+    summary = _Summary()
+    with (
+        located(root),
+        readable_store_errors(),
+        WorkerPool(Settings.load().workers, may_fork=True) as pool,
+        Diff(root, options.a, options.b, pool) as diff,
+    ):
+        for partition, before, after, differences in diff.partitions():
+            summary.add_partition(before, after)
+            for found in differences:
+                summary.add(found)
+                cells = (found.change, partition, found.sample_id, ",".join(found.assets), found.why)
+                print("\t".join(map(printable, cells)))
+    summary.print()
+    return 0
+
+
+class _Summary:
+    """Counts of shards and samples by output, and of samples by reason."""
+
+    def __init__(self) -> None:
+        self._shards: Counter[tuple[str, str]] = Counter()
+        self._samples: Counter[tuple[str, str]] = Counter()
+        self._reasons: Counter[tuple[str, str, str]] = Counter()
+
+    def add_partition(self, before: Any, after: Any) -> None:
+        """Count a shard that differs in some output."""
+        from mm_assets.versions.diff import ADDED, CHANGED, DROPPED
+
+        for asset in before.keys() | after.keys():
+            if asset not in before:
+                self._shards[asset, ADDED] += 1
+            elif asset not in after:
+                self._shards[asset, DROPPED] += 1
+            elif before[asset].version != after[asset].version:
+                self._shards[asset, CHANGED] += 1
+
+    def add(self, found: Any) -> None:
+        """Count a sample that differs."""
+        for asset in found.assets:
+            self._samples[asset, found.change] += 1
+            for reason in found.reasons:
+                self._reasons[asset, found.change, reason] += 1
+
+    def print(self) -> None:
+        """Print the counts; one line where nothing differs."""
+        from mm_assets.accounting.record import BY_ASSET
+        from mm_assets.versions.diff import ADDED, CHANGED, DROPPED
+
+        if not self._shards:
+            print("no difference")
+        for asset in BY_ASSET:
+            changes = (ADDED, DROPPED, CHANGED)
+            if not any(self._shards[asset, change] for change in changes):
+                continue
+            shards, samples = (
+                ", ".join(f"{counts[asset, change]} {change}" for change in changes)
+                for counts in (self._shards, self._samples)
+            )
+            print(f"{asset}: samples {samples}; shards {shards}")
+            for (of, change, reason), count in sorted(self._reasons.items()):
+                if of == asset:
+                    print(f"  {count} {change}: {printable(reason)}")
+
+
+def tag_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("tag", help="mark the state of all outputs under a name, or list the tags")
+    parser.add_argument("name", nargs="?", help="name of the new tag")
+    parser.add_argument("--list", action="store_true", dest="lists", help="list the tags")
+    add_storage_flag(parser)
+    parser.set_defaults(run=lambda options: run_tag(options, parser))
+
+
+def run_tag(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Make a tag, or list all.
+
+    Raises:
+        ValueError: the tag exists and marks another state, or an output is not as it was written.
+    """
+    from mm_assets.storage.errors import located, readable_store_errors
+
+    if options.lists == (options.name is not None):
+        parser.error("give the name of a new tag, or --list")
+    root = storage_root(options)
+    with located(root), readable_store_errors():
+        return _list(root) if options.lists else _tag(root, options.name)
+
+
+def _tag(root: str, name: str) -> int:
+    from mm_assets.pool.workers import WorkerPool
+    from mm_assets.settings import Settings
+    from mm_assets.versions.state import ASSETS
+    from mm_assets.versions.tagging import Manifest, Tagger
+
+    with WorkerPool(Settings.load().workers, may_fork=True) as pool:
+        is_new = Tagger(root, name, pool).run()
+    print(f"tag {name}{'' if is_new else ' marks this state already'}")
+    by_asset = Manifest(root, name).header["assets"]
+    for asset in (asset for asset in ASSETS if asset in by_asset):
+        sums = by_asset[asset]
+        nouns = ("shard", "row", "sample", "byte") if sums["rows"] else ("shard", "byte")
+        print(f"  {asset}: {', '.join(counted(sums[f'{noun}s'], noun) for noun in nouns)}")
+    return 0
+
+
+def _list(root: str) -> int:
+    from mm_assets.versions.tagging import Manifest, tag_names
+
+    headers = [Manifest(root, name).header for name in tag_names(root)]
+    if not headers:
+        print(f"no tags in {root}")
+    for header in sorted(headers, key=lambda header: str(header["created"])):
+        shards = max((sums["shards"] for sums in header["assets"].values()), default=0)
+        table = "" if header["lance_version"] is None else f", version {header['lance_version']} of the table"
+        print(f"{header['tag']}: {header['created'][:19]} UTC, {counted(shards, 'shard')}{table}")
+    return 0
+
+
+def retire_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "retire",
+        help="remove the outputs of raw shards that are gone",
+        description="Remove the outputs of raw shards that are gone, by MM_RAW_SHARDS, from MM_STORAGE.",
+    )
+    parser.add_argument(
+        "partitions", metavar="PARTITION", nargs="*", help="shards (default: all whose raw shard is gone)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the shards, and remove nothing")
+    parser.set_defaults(run=run_retire)
+
+
+def run_retire(options: argparse.Namespace) -> int:
+    """Print each shard that is retired; on stderr those that stay though their raw shard is not listed.
+
+    Returns:
+        0: done. 1: a shard stays.
+
+    Raises:
+        ValueError: a named shard is unknown, none of the storage's shards is listed, more than half of them
+            would go without having been named, or a run or a backfill is unfinished.
+        OSError: the raw shards cannot be listed.
+    """
+    from mm_assets.accounting.retirement import Retirement, retirable
+    from mm_assets.cli.arguments import settings_root
+    from mm_assets.formats.raw_shards import RawAbsence, RawLocations
+    from mm_assets.settings import Settings
+    from mm_assets.storage.errors import located, readable_store_errors
+
+    settings = Settings.load()
+    root = settings_root(settings)
+    with readable_store_errors(), _dagster() as instance:
+        locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
+        listing = locations.shards(settings.shards_per_partition)
+        with located(root):
+            retirement = Retirement(root)
+            known = retirement.partitions() | set(_known_to(instance))
+        keys: list[str] = []
+        kept: list[str] = []
+        absence = RawAbsence(locations, listing)
+        for key in retirable(known, listing, options.partitions, root):
+            reason = absence.reason_to_keep(key, is_named=bool(options.partitions))
+            (keys if reason is None else kept).append(reason or key)
+        if not options.partitions:
+            _refuse_unlikely(keys, known, listing.unmatched)
+        if keys and instance is not None and not options.dry_run:
+            _refuse_while_unfinished(instance)
+        for reason in kept:
+            print(f"mm-assets: kept: {printable(reason)}", file=sys.stderr)
+        for key in keys:
+            print(f"{'would retire' if options.dry_run else 'retiring'} {printable(key)}", flush=True)
+        if keys and not options.dry_run:
+            with located(root):
+                for step in retirement.run(keys, lambda gone: _forget(instance, gone)):
+                    print(f"  removed from {step}", flush=True)
+    if not keys and not kept:
+        print("no raw shard is gone: nothing to retire")
+    return 1 if kept else 0
+
+
+def _refuse_unlikely(keys: Sequence[str], known: Collection[str], unmatched: Sequence[str]) -> None:
+    """Raise where the settings, or a disk, are more likely to be wrong than shards to be gone."""
+    if keys and unmatched:
+        raise ValueError(f"{unmatched[0]}; name the shards to retire them all the same")
+    if len(keys) > len(known) / 2:
+        raise ValueError(
+            f"{len(keys)} of {counted(len(known), 'shard')} would be retired: is MM_RAW_SHARDS right? "
+            "Name the shards to retire them all the same"
+        )
+
+
+def _refuse_while_unfinished(instance: Any) -> None:
+    """Raise where a run, or a backfill's next one, may write what is being removed."""
+    from mm_assets.automation.backfills import unfinished_backfills
+    from mm_assets.graph.instance_queries import fail_lost_runs, unfinished_runs
+
+    fail_lost_runs(instance)
+    found = [f"run {run_retire.run_id}" for run_retire in unfinished_runs(instance)]
+    found += [f"backfill {backfill.backfill_id}" for backfill in unfinished_backfills(instance)]
+    if found:
+        raise ValueError(f"{found[0]} is unfinished; retire when it has ended, or end it")
+
+
+@contextmanager
+def _dagster() -> Iterator[Any]:
+    """The Dagster instance in force; None without Dagster, or where no home exists."""
+    from mm_assets.headless.run import home_in_force
+
+    home = home_in_force()
+    if find_spec("dagster") is None or not home.is_dir():
+        yield None
+        return
+    from mm_assets.headless.run import open_instance
+
+    os.environ["DAGSTER_HOME"] = str(home)
+    with open_instance(home) as instance:
+        yield instance
+
+
+def _known_to(instance: Any) -> Sequence[str]:
+    from_dagster: Sequence[str] = ()
+    if instance is not None:
+        from mm_assets.graph.dagster_internals import SHARDS
+
+        from_dagster = instance.get_dynamic_partitions(str(SHARDS.name))
+    return from_dagster
+
+
+def _forget(instance: Any, partitions: Sequence[str]) -> None:
+    if instance is None:
+        print("  no Dagster home in force: delete the partitions there in the UI, if it has them")
+        return
+    from mm_assets.graph.dagster_internals import delete_partitions
+
+    print(f"  removed from Dagster: {counted(len(delete_partitions(instance, partitions)), 'partition')}")
+
+
+def verify_arguments(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "verify", help="prove that datasets hold the same items, or name what differs"
+    )
+    for name in ("a", "b"):
+        kinds = f"file, folder, glob or URL of {TITLES} data"
+        parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
+    # Without a default argparse counts C as required, and says so where B is missing.
+    parser.add_argument("more", metavar="C", nargs="*", default=[], type=location, help="further datasets")
+    raw_layout.add_layout_flags(parser)
+    parser.set_defaults(run=run_verify)
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Print what each dataset holds, and ``equal``.
+
+    Otherwise name on stderr the differences between the first dataset and each other one.
+    """
+    from mm_assets.accounting.canonical.derive import canonical_sources
+    from mm_assets.accounting.comparison import Dataset, compare
+    from mm_assets.formats.raw_shards import location_of
+    from mm_assets.storage.errors import located
+
+    datasets: dict[str, Dataset] = {}
+    for number, source in enumerate([options.a, options.b, *options.more]):
+        name = chr(ord("A") + number)
+        with located(source):
+            dataset = datasets[name] = Dataset(
+                canonical_sources(
+                    location_of(source), partial(raw_layout.layout_of, options, is_compared=True)
+                )
+            )
+            stats = dataset.stats
+        kind = dataset.sources[0].kind if dataset.sources else "empty"
+        print(
+            f"{name}: {source}: {kind}, {stats.samples} samples, {stats.rows} rows, {stats.images} images, "
+            f"digest {stats.digest}",
+            flush=True,
+        )
+    first, *others = datasets
+    is_equal = True
+    for name in others:
+        found = compare(datasets[first], datasets[name], names=(first, name))
+        for difference in found.differences:
+            print(f"mm-assets: difference: {difference}", file=sys.stderr)
+        if found.is_cut:
+            print(
+                f"mm-assets: difference: {found.items} items in all differ between {first} and {name}",
+                file=sys.stderr,
+            )
+        is_equal &= found.is_equal
+    if is_equal:
+        print("equal")
+    return 0 if is_equal else 1

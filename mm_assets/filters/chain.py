@@ -1,0 +1,392 @@
+"""Decisions of several filters about the images and samples of a table, from scores alone.
+
+All filters of a shard as one step: images are measured once, then images and samples are judged.
+
+Base class of filters that judge images by their scores: a filter adds a name, settings and a verdict.
+
+Base class of filters that judge whole samples by their scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter
+from mm_assets.filters.filter import maximum as maximum
+from mm_assets.filters.filter import minimum as minimum
+from mm_assets.filters.filter import setting as setting
+from mm_assets.filters.measure import ImageMeasure, SampleMeasure
+from mm_assets.filters.measures import MeasureSelection
+from mm_assets.filters.scores import (
+    ImageScore,
+    ImageScores,
+    SampleScore,
+    SampleScores,
+    score_rows,
+    score_samples,
+)
+from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.model.losses import Loss, with_errors
+from mm_assets.model.nested_types import compact, take_rows
+from mm_assets.model.notices import warn_user
+from mm_assets.model.samples import ROWS_CHANGED, InterleavedBatch, StepResult
+
+_KEY_COLUMNS = ("sample_id", "position", "modality", "materialize_error", "source_ref")
+
+
+class Refusal(NamedTuple):
+    """What one filter has to say against a row."""
+
+    filter: Filter[Any]
+    reason: str
+    value: float | None
+    is_cause: bool = True
+
+    def loss(self, row_key: Mapping[str, Any]) -> Loss:
+        """Return the ledger's entry for the row, given by the columns of `RowKeys`."""
+        return Loss(
+            row_key["sample_id"],
+            row_key["position"],
+            row_key["modality"],
+            "flagged" if self.filter.action == FLAG else "filtered",
+            self.filter.name,
+            self.reason,
+            self.value,
+            self.filter.threshold,
+            row_key.get("source_ref"),
+            self.is_cause,
+        )
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What filters decide about the rows of a table.
+
+    Args:
+        refusals: the refusal that drops each dropped row, by row number.
+        flags: refusals of rows that stay, with their numbers.
+    """
+
+    refusals: Mapping[int, Refusal]
+    flags: Sequence[tuple[int, Refusal]]
+
+
+class RowKeys:
+    """Keys of the rows of a table: sample, position and modality of each; also its error and source.
+
+    Args:
+        table: an interleaved table, or the rows as mappings.
+    """
+
+    def __init__(self, table: pa.Table | Sequence[Mapping[str, Any]]) -> None:
+        self._table = table
+
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
+        return self._rows[row]
+
+    def at(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        """Return some rows; where no other has been asked for, no other is looked at."""
+        if isinstance(self._table, pa.Table) and "_rows" not in self.__dict__:
+            return _row_keys(self._table, rows)
+        return [self._rows[row] for row in rows]
+
+    @cached_property
+    def _is_image(self) -> Sequence[bool]:
+        return [row["modality"] == "image" and row["materialize_error"] is None for row in self._rows]
+
+    @cached_property
+    def samples(self) -> Collection[list[int]]:
+        """The rows of each sample."""
+        samples: dict[str, list[int]] = {}
+        for row, row_key in enumerate(self._rows):
+            samples.setdefault(row_key["sample_id"], []).append(row)
+        return samples.values()
+
+    def images_among(self, rows: Iterable[int]) -> int:
+        """Return how many of some rows are images without an error."""
+        return sum(map(self._is_image.__getitem__, rows))
+
+    @cached_property
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        if not isinstance(self._table, pa.Table):
+            return self._table
+        return _row_keys(self._table)
+
+
+def _row_keys(table: pa.Table, rows: Sequence[int] | None = None) -> list[Mapping[str, Any]]:
+    columns = table.select([name for name in _KEY_COLUMNS if name in table.column_names])
+    return (columns if rows is None else columns.take(pa.array(rows, pa.int64()))).to_pylist()
+
+
+class ImageRefusals:
+    """What filters have to say against images; each filter is asked once about each.
+
+    Args:
+        scores: the scores of the images that can be judged, by row.
+    """
+
+    def __init__(self, scores: Mapping[int, ImageScore]) -> None:
+        self.scores = scores
+        self._known: dict[int, tuple[Filter[ImageScore], Mapping[int, Refusal]]] = {}
+
+    def of(self, judge: Filter[ImageScore]) -> Mapping[int, Refusal]:
+        """Return the refusals of one filter, by row in the order of the rows."""
+        if id(judge) not in self._known:
+            reasons = judge.verdicts(list(self.scores.values()))
+            refused = {
+                row: Refusal(judge, reason, judge.measure(score))
+                for (row, score), reason in zip(self.scores.items(), reasons, strict=True)
+                if reason is not None
+            }
+            self._known[id(judge)] = judge, refused  # with the filter, so that no other gets its id
+        return self._known[id(judge)][1]
+
+
+def decide(
+    images: Sequence[Filter[ImageScore]],
+    samples: Sequence[Filter[SampleScore]],
+    row_keys: RowKeys,
+    image_refusals: ImageRefusals,
+    sample_scores: Callable[[], SampleScores],
+) -> Decisions:
+    """Return what filters decide, by the rules of `FilterChain`.
+
+    Args:
+        images: filters of images, in order.
+        samples: filters of samples, in order.
+        row_keys: all rows.
+        image_refusals: what filters of images say.
+        sample_scores: returns those of the samples; called only if there are filters of samples.
+    """
+    refusals, flags = _decide_images(images, image_refusals)
+    if any(refusal.filter.action == DROP_SAMPLE for refusal in refusals.values()):
+        refusals |= _lost_with_samples(row_keys, refusals)
+    if samples:
+        more, sample_flags = _decide_samples(samples, row_keys, refusals, sample_scores())
+        refusals |= more
+        flags += sample_flags
+    return Decisions(refusals, [(row, refusal) for row, refusal in flags if row not in refusals])
+
+
+def _decide_images(
+    filters: Sequence[Filter[ImageScore]], image_refusals: ImageRefusals
+) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
+    """Return the refusal that decides about each refused image, by row, and all flags with their rows."""
+    refusals: dict[int, Refusal] = {}
+    flags: list[tuple[int, Refusal]] = []
+    # Those that drop samples come first: an image that another one drops must not hide from them.
+    for judge in sorted(filters, key=lambda judge: judge.action != DROP_SAMPLE):
+        if judge.action == FLAG:
+            flags += image_refusals.of(judge).items()
+        else:
+            refusals = {**image_refusals.of(judge), **refusals}
+    return refusals, flags
+
+
+def _lost_with_samples(row_keys: RowKeys, refusals: Mapping[int, Refusal]) -> dict[int, Refusal]:
+    """Return the refusals of all rows of the samples that an image takes with it, by row."""
+    lost: dict[int, Refusal] = {}
+    for rows in row_keys.samples:
+        causes = [row for row in rows if row in refusals and refusals[row].filter.action == DROP_SAMPLE]
+        if causes:
+            first = refusals[causes[0]]
+            beside = first._replace(reason=f"an image of its sample: {first.reason}", is_cause=False)
+            lost |= dict.fromkeys(rows, beside) | {row: refusals[row] for row in causes}
+    return lost
+
+
+def _decide_samples(
+    filters: Sequence[Filter[SampleScore]],
+    row_keys: RowKeys,
+    lost: Mapping[int, Refusal],
+    known: SampleScores,
+) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
+    """Return the refusals of all rows of refused samples, by row, and the flags of samples that stay."""
+    samples = [left for rows in row_keys.samples if (left := [row for row in rows if row not in lost])]
+    scores = [
+        _with_images(known.of(str(row_keys[rows[0]]["sample_id"])), row_keys.images_among(rows))
+        for rows in samples
+    ]
+    refusals: dict[int, Refusal] = {}
+    flags: list[tuple[int, Refusal]] = []
+    for judge in sorted(filters, key=lambda judge: judge.action == FLAG):
+        open_ = [index for index, rows in enumerate(samples) if rows[0] not in refusals]
+        for index, reason in zip(open_, judge.verdicts([scores[i] for i in open_]), strict=True):
+            if reason is None:
+                continue
+            refusal = Refusal(judge, reason, judge.measure(scores[index]))
+            first, *others = samples[index]
+            if judge.action == FLAG:
+                flags.append((first, refusal))
+            else:
+                refusals[first] = refusal
+                refusals |= dict.fromkeys(others, refusal._replace(is_cause=False))
+    return refusals, flags
+
+
+def _with_images(score: SampleScore, images: int) -> SampleScore:
+    return score if score.images == images else replace(score, images=images)
+
+
+@dataclass(frozen=True)
+class SampleFilter(Filter[SampleScore]):
+    """Refuses the samples for which `verdict` returns a reason.
+
+    The images of a sample are counted as the filters of images have left them.
+    """
+
+    actions = (DROP_SAMPLE, FLAG)
+
+
+SCORES = "scores"
+"""Side input: the stored image scores of the shard."""
+SAMPLE_SCORES = "sample_scores"
+"""Side input: the stored sample scores of the shard."""
+
+NO_MEASURES: Final = MeasureSelection()
+
+Observer = Callable[[pa.Table, RowKeys, ImageRefusals, Callable[[], SampleScores]], None]
+
+
+@dataclass(frozen=True)
+class FilterChain:
+    """Filters that judge the images of a shard one after the other, then its samples.
+
+    An image that a filter with the action ``drop_sample`` refuses takes its sample with it, whatever other
+    filters say. Then the first filter that refuses an image drops it. The samples that are left are judged by
+    what they still have. What a filter with the action ``flag`` refuses stays, and is listed.
+
+    Args:
+        images: filters of images, in order.
+        samples: filters of samples, in order.
+        image_measures: measures that they look at; so are ``sample_measures``.
+        image_scores: stored scores (side inputs, see `bind`). Without them images are measured anew.
+        sample_scores: likewise.
+        observer: told the table, the keys of its rows and the scores, before filters decide.
+    """
+
+    images: tuple[Filter[ImageScore], ...] = ()
+    samples: tuple[Filter[SampleScore], ...] = ()
+    image_measures: tuple[ImageMeasure, ...] = ()
+    sample_measures: tuple[SampleMeasure, ...] = ()
+    image_scores: ImageScores | None = field(default=None, compare=False, repr=False)
+    sample_scores: SampleScores | None = field(default=None, compare=False, repr=False)
+    observer: Observer | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter[Any]], measures: MeasureSelection = NO_MEASURES) -> Self:
+        """Return a chain of filters of images and of samples; without measures it judges by scores alone.
+
+        Neither settings nor plugins are asked: a worker may know none.
+        """
+        filters = tuple(filters)
+        return cls(
+            tuple(made for made in filters if not isinstance(made, SampleFilter)),
+            tuple(made for made in filters if isinstance(made, SampleFilter)),
+            measures.images,
+            measures.samples,
+        )
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Filters and measures, one after the other."""
+        return (*self.images, *self.samples, *self.image_measures, *self.sample_measures)
+
+    def bind(self, side: Mapping[str, tuple[str, str | None]]) -> Self:
+        """Return the same filters with the stored scores of one shard.
+
+        Damaged scores count as absent, with a warning that names the file: what they say is measured again.
+
+        Args:
+            side: side inputs by name, each as URI and digest.
+        """
+        bound: dict[str, Any] = {}
+        for name, known, kind in (
+            (SCORES, "image_scores", ImageScores),
+            (SAMPLE_SCORES, "sample_scores", SampleScores),
+        ):
+            if name in side:
+                try:
+                    bound[known] = kind.read(*side[name])
+                except (UnreadableFile, FileNotFoundError) as error:
+                    warn_user(f"{error}: {'images' if name == SCORES else 'samples'} are measured again")
+        return replace(self, **bound) if bound else self
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        scores, errors = self._image_scores(batch)
+        image_refusals = ImageRefusals(scores)
+        table = with_errors(batch.data, errors)
+        row_keys = RowKeys(table)
+        sample_scores = cache(lambda: self._sample_scores(table))
+        if self.observer is not None:
+            self.observer(table, row_keys, image_refusals, sample_scores)
+        decisions = self.decide(row_keys, image_refusals, sample_scores)
+        refusals = decisions.refusals
+        flagged = row_keys.at([row for row, _ in decisions.flags])
+        flags = tuple(r.loss(row_key) for (_, r), row_key in zip(decisions.flags, flagged, strict=True))
+        counts = {ROWS_CHANGED: len(errors)} if errors else {}
+        if not refusals:
+            return StepResult(batch.with_data(table) if errors else batch, counts=counts, flags=flags)
+        dropped = sorted(refusals)
+        keep = np.ones(table.num_rows, bool)
+        keep[dropped] = False
+        removed = take_rows(table, dropped)
+        kept = compact(take_rows(table, np.flatnonzero(keep)))
+        lost = tuple(refusals[row].loss(p) for row, p in zip(dropped, row_keys.at(dropped), strict=True))
+        return StepResult(batch.with_data(kept), lost, removed, counts, flags=flags)
+
+    def decide(
+        self, row_keys: RowKeys, image_refusals: ImageRefusals, sample_scores: Callable[[], SampleScores]
+    ) -> Decisions:
+        """Return what these filters decide, see `decide`."""
+        return decide(self.images, self.samples, row_keys, image_refusals, sample_scores)
+
+    def _image_scores(self, batch: InterleavedBatch) -> tuple[dict[int, ImageScore], dict[int, str]]:
+        """Return the scores of the images that can be judged, by row, and the errors of the others."""
+        table = batch.data
+        if not self.images:
+            return {}, {}
+        images = pc.indices_nonzero(
+            pc.and_(
+                pc.equal(table.column("modality"), "image"), pc.is_null(table.column("materialize_error"))
+            )
+        )
+        rows = images.to_pylist()
+        if not rows:
+            return {}, {}
+        if self.image_scores is not None and not self.image_scores.missing(self.image_measures):
+            scores = self.image_scores.of(table, rows)
+        else:
+            scores = score_rows(table, rows, batch.measured, self.image_measures)
+        found = dict(zip(rows, scores, strict=True))
+        told = {row: score.error_for(self.image_measures) for row, score in found.items()}
+        errors = {row: error for row, error in told.items() if error is not None}
+        return {row: score for row, score in found.items() if row not in errors}, errors
+
+    def _sample_scores(self, table: pa.Table) -> SampleScores:
+        known = self.sample_scores
+        if known is None or known.missing(self.sample_measures):
+            return SampleScores(score_samples(table, self.sample_measures))
+        return known
+
+
+@dataclass(frozen=True)
+class ScoreFilter(Filter[ImageScore]):
+    """Refuses the image rows for which `verdict` returns a reason.
+
+    Where they are dropped, nothing else changes: positions keep their gaps, samples without images stay, rows
+    with an error stay for the policy. An image that cannot be read becomes an error row; it is not dropped.
+    """
+
+    actions = (DROP_ITEM, DROP_SAMPLE, FLAG)
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        """Apply this filter alone."""
+        return FilterChain((self,))(batch)

@@ -1,0 +1,440 @@
+"""Columns of stored scores: each names the measure that filled it, so that another version is seen.
+
+One image as measures see it: its bytes and header, and its pixels, decoded once for all of them.
+
+Base class of image measures: a measure fills one column of the image scores.
+
+Base class of sample measures: a measure fills one column of the sample scores.
+
+Measuring of images: each is decoded at most once, for all its measures, and none is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from mm_assets.formats.images.headers import ImageInfo
+from mm_assets.formats.images.pixels import Pixels, TooMuchMemory, rgb_pixels, turned
+from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
+from mm_assets.model.digest import ContentDigest
+from mm_assets.model.notices import ImageError, MmAssetsError, unreadable_image
+from mm_assets.storage.errors import error_line
+
+_MEASURE = b"mm_assets:measure"
+
+
+class Measure(Protocol):
+    """What image measures and sample measures have in common."""
+
+    name: ClassVar[str]
+    type: ClassVar[pa.DataType]
+    version: ClassVar[str]
+
+
+M = TypeVar("M", bound=Measure)
+
+
+def column_of(measure: Measure) -> pa.Field:
+    """Return the column of a measure, with its version and fields in the metadata."""
+    return pa.field(measure.name, measure.type, metadata={_MEASURE: _identity(measure)})
+
+
+def column_values(values: Sequence[Any], column: pa.Field) -> pa.Array:
+    """Return the values of a column.
+
+    Raises:
+        ValueError: in one line that names the measure, for values of another type.
+    """
+    try:
+        return pa.array(values, column.type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"measure {column.name!r}: {error_line(error)}") from error
+
+
+def is_filled_by(column: pa.Field, measure: Measure) -> bool:
+    """Return whether a stored column has the values of this measure, in this version."""
+    metadata = column.metadata or {}
+    return bool(column.type == measure.type and metadata.get(_MEASURE) == _identity(measure))
+
+
+def missing_measures(columns: Iterable[pa.Field], measures: Iterable[M]) -> list[M]:
+    """Return the measures that none of some columns has the values of."""
+    by_name = {column.name: column for column in columns}
+    return [
+        measure
+        for measure in measures
+        if measure.name not in by_name or not is_filled_by(by_name[measure.name], measure)
+    ]
+
+
+def is_measured(column: pa.Field) -> bool:
+    """Return whether a column is that of a measure."""
+    return _MEASURE in (column.metadata or {})
+
+
+def with_columns(base: pa.Schema, columns: Iterable[pa.Field]) -> pa.Schema:
+    """Return a schema of scores: the columns that all have, and those of measures, by name.
+
+    The order does not depend on what was asked for first.
+    """
+    return pa.schema([*base, *sorted(columns, key=lambda column: column.name)])
+
+
+def digest_of_scores(table: pa.Table) -> str:
+    """Return the digest of all rows, which is the data version of the scores."""
+    digest = ContentDigest()
+    digest.observe(table)
+    return digest.hexdigest()
+
+
+def read_scores(uri: str, base: pa.Schema, digest: str | None = None) -> pa.Table:
+    """Read stored scores: the columns that all have, and those of measures.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        UnreadableFile: for a damaged file, another table, and rows that have another ``digest``.
+    """
+    table = read_small_table(uri)
+    if not table.schema.equals(with_columns(base, filter(is_measured, table.schema))):
+        raise UnreadableFile(f"{uri}: damaged: its columns are not those of scores")
+    if digest is not None and digest != digest_of_scores(table):
+        raise UnreadableFile(f"{uri}: damaged: its rows are not those that were written")
+    return table
+
+
+def _identity(measure: Measure) -> bytes:
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(measure):
+        counted = {field.name for field in dataclasses.fields(measure) if field.compare}
+        fields = {name: value for name, value in dataclasses.asdict(measure).items() if name in counted}
+    return json.dumps({"version": measure.version, **fields}, sort_keys=True, default=str).encode()
+
+
+T = TypeVar("T")
+
+SMALL_SIDE: Final = 512
+"""Pixels of the longer side of `ImageContent.small_luma`, at most."""
+
+
+MOST_MEMORY: Final = 244 << 20
+"""Bytes that an image may take while it is decoded, its file among them: a worker has 256 MiB."""
+
+
+class ImageContent:
+    """The bytes of an image, its header, and what is made of them when a measure first asks for it.
+
+    Args:
+        data: the image file.
+        info: its header.
+        max_pixels: an image of more pixels is not decoded.
+        texts: the texts of its sample, in order.
+    """
+
+    def __init__(self, data: memoryview, info: ImageInfo, max_pixels: int, texts: Sequence[str] = ()) -> None:
+        self.data = data
+        self.info = info
+        self.texts = texts
+        self._max_pixels = max_pixels
+        self._shared: dict[str, Any] = {}
+
+    @property
+    def pixels(self) -> Pixels:
+        """RGB of each pixel, as stored (EXIF orientation not applied): height x width x 3.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+            TooMuchMemory: (an `ImageError`) it would take more than `MOST_MEMORY`.
+        """
+        if isinstance(self._decoded, ImageError):
+            raise self._decoded
+        return self._decoded
+
+    @cached_property
+    def _decoded(self) -> Pixels | ImageError:
+        """The pixels, or why there are none: measures that ask again do not decode again."""
+        try:
+            return rgb_pixels(self.data, self.info.format, self._max_pixels, MOST_MEMORY)
+        except ImageError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise error.__cause__ from None  # the machine's fault: it must not be stored as the image's
+            return error
+
+    @cached_property
+    def luma(self) -> Pixels:
+        """Brightness of each pixel (ITU-R BT.601): height x width.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+        """
+        import cv2
+
+        return np.asarray(cv2.cvtColor(self.pixels, cv2.COLOR_RGB2GRAY), np.uint8)
+
+    @cached_property
+    def small_luma(self) -> Pixels:
+        """The luma scaled down so that its longer side has `SMALL_SIDE` pixels; a smaller one as it is.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+        """
+        return scaled_down(self.luma, SMALL_SIDE)
+
+    @cached_property
+    def perceptual(self) -> tuple[str, int]:
+        """The PDQ hash of the picture as displayed, 64 hexadecimal digits, and its quality, 0 to 100.
+
+        It is turned as its EXIF orientation says before it is hashed: a copy that has been turned for good
+        has the same hash.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+        """
+        import pdqhash
+
+        luma = turned(self.small_luma, self.info.orientation)
+        bits, quality = pdqhash.compute(np.repeat(luma[..., None], 3, axis=2))
+        return np.packbits(bits.astype(np.uint8)).tobytes().hex(), int(quality)
+
+    def shared(self, key: str, make: Callable[[], T]) -> T:
+        """Return what several measures of this image look at, made for the first of them."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        found: T = self._shared[key]
+        return found
+
+
+def scaled_down(luma: Pixels, side: int) -> Pixels:
+    """Return a picture with at most ``side`` pixels in its longer side; each is the mean of an area."""
+    import cv2
+
+    height, width = luma.shape
+    longer = max(height, width)
+    if longer <= side:
+        return luma
+    size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
+    return np.asarray(cv2.resize(luma, size, interpolation=cv2.INTER_AREA), np.uint8)
+
+
+@dataclass
+class SampleContent:
+    """The texts of one sample, in the order of their positions, and its number of images.
+
+    Images with an error do not count.
+    """
+
+    texts: Sequence[str]
+    images: int
+    once: dict[str, Any] = field(default_factory=dict)
+    """What one measure has found out and another can use, by name."""
+
+    @cached_property
+    def text(self) -> str:
+        """All texts, with a line break between them."""
+        return "\n".join(self.texts)
+
+    def beginning(self, characters: int) -> str:
+        """Return the first characters of `text`; texts behind them are not looked at."""
+        parts: list[str] = []
+        missing = characters
+        for text in self.texts:
+            if missing < 0:
+                break
+            parts.append(text[:missing])
+            missing -= len(text) + 1
+        return "\n".join(parts)[:characters]
+
+    @cached_property
+    def words(self) -> int:
+        """Words of all texts, separated by white space."""
+        return sum(len(text.split()) for text in self.texts)
+
+
+@dataclass(frozen=True)
+class SampleMeasure(ABC):
+    """A measurement of one sample, stored in a column of its own.
+
+    A measure is a frozen dataclass; its fields, if any, are part of what identifies its values.
+    """
+
+    name: ClassVar[str]
+    """Column of the sample scores: lower-case letters, digits and underscores."""
+
+    type: ClassVar[pa.DataType]
+    """Type of the column."""
+
+    version: ClassVar[str]
+    """Another one has all samples measured again, by this measure alone."""
+
+    meaning: ClassVar[str]
+    """Description of the column for users, with its unit."""
+
+    library: ClassVar[str] = ""
+    """Module that it needs, beside those of the base install."""
+
+    @abstractmethod
+    def measure(self, sample: SampleContent) -> Any:
+        """Return the value for one sample; None where there is none."""
+
+
+@dataclass(frozen=True)
+class ImageMeasure(ABC):
+    """A measurement of one image, stored in a column of its own.
+
+    A measure is a frozen dataclass; its fields, if any, are part of what identifies its values, except those
+    that do not count when measures are compared. Measures that look at pixels share one decoded picture
+    (`ImageContent`).
+    """
+
+    name: ClassVar[str]
+    """Column of the image scores: lower-case letters, digits and underscores."""
+
+    type: ClassVar[pa.DataType]
+    """Type of the column."""
+
+    version: ClassVar[str]
+    """Another one has all images measured again, by this measure alone."""
+
+    meaning: ClassVar[str]
+    """Description of the column for users, with its unit."""
+
+    decodes: ClassVar[bool] = True
+    """Whether it looks at pixels."""
+
+    library: ClassVar[str] = ""
+    """Module that it needs, beside those of the base install."""
+
+    needs_texts: ClassVar[bool] = False
+    """Whether it looks at the texts of the sample."""
+
+    def configured(self) -> Self:
+        """Return this measure with the settings that it depends on; most depend on none.
+
+        Raises:
+            ValueError: in one line, it cannot be taken with these settings.
+        """
+        return self
+
+    @abstractmethod
+    def measure(self, image: ImageContent) -> Any:
+        """Return the value for one image; None where there is none.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+        """
+
+
+@dataclass(frozen=True)
+class BatchedMeasure(ImageMeasure):
+    """A measure that takes many images at once, such as one by a neural network.
+
+    `measure` returns what is kept of each image until there are enough: a few hundred kilobytes at most.
+    """
+
+    batch_size: ClassVar[int] = 32
+
+    @abstractmethod
+    def measure_all(self, kept: Sequence[Any]) -> Sequence[Any]:
+        """Return the values for what `measure` returned, at most ``batch_size`` images at once."""
+
+
+DECODE_ERROR: Final = "decode_error"
+"""Value of an image that a measure could not decode: the message. Filters by the header alone ignore it."""
+
+MOST_DECODED_PIXELS: Final = 1 << 25
+"""An image of more pixels is not decoded for a measure; how many there may be depends on the format, too."""
+
+
+class MeasureFailed(MmAssetsError, ValueError):
+    """A measure raised an error; the message names it and its module."""
+
+
+class ImageMeasurer:
+    """Takes measures of one image after the other.
+
+    Values of measures that take many images at once are there after `finish` at the latest.
+    """
+
+    def __init__(self, measures: Sequence[ImageMeasure]) -> None:
+        self._measures = measures
+        self._without_pixels = {measure.name for measure in measures if not measure.decodes}
+        self._waiting: dict[str, list[tuple[dict[str, Any], Any]]] = {
+            measure.name: [] for measure in measures if isinstance(measure, BatchedMeasure)
+        }
+
+    def measure(self, image: ImageContent) -> dict[str, Any]:
+        """Return the values of one image by measure; those that come later are added to the same dict.
+
+        An image that is too large to be decoded has no values of measures that look at pixels. Nor has one
+        that cannot be decoded, but `DECODE_ERROR`.
+
+        Raises:
+            MeasureFailed: by the measure's own fault.
+        """
+        is_large = image.info.width * image.info.height > MOST_DECODED_PIXELS
+        taken = [measure for measure in self._measures if not (is_large and measure.decodes)]
+        values: dict[str, Any] = {}
+        kept: list[tuple[BatchedMeasure, Any]] = []
+        try:
+            for measure in sorted(taken, key=lambda measure: measure.decodes):
+                value = _value(measure, image)
+                if isinstance(measure, BatchedMeasure):
+                    kept.append((measure, value))
+                else:
+                    values[measure.name] = value
+        except ImageError as error:
+            found = {name: value for name, value in values.items() if name in self._without_pixels}
+            if not isinstance(error, TooMuchMemory):
+                found[DECODE_ERROR] = unreadable_image(error).message
+            return found
+        for batched, value in kept:
+            waiting = self._waiting[batched.name]
+            waiting.append((values, value))
+            if len(waiting) >= batched.batch_size:
+                self._take(batched)
+        return values
+
+    def finish(self) -> None:
+        """Take the measures of the images that still wait."""
+        for measure in self._measures:
+            if isinstance(measure, BatchedMeasure):
+                self._take(measure)
+
+    def _take(self, measure: BatchedMeasure) -> None:
+        waiting = self._waiting[measure.name]
+        if waiting:
+            try:
+                taken = measure.measure_all([kept for _, kept in waiting])
+            except (ImportError, MemoryError, MmAssetsError):
+                raise
+            except Exception as error:
+                raise _fault(measure, error) from error
+            for (values, _), value in zip(waiting, taken, strict=True):
+                values[measure.name] = value
+            waiting.clear()
+
+
+def decoding(measures: Iterable[ImageMeasure]) -> bool:
+    """Return whether one of some measures looks at pixels."""
+    return any(measure.decodes for measure in measures)
+
+
+def _value(measure: ImageMeasure, image: ImageContent) -> Any:
+    try:
+        return measure.measure(image)
+    except (ImageError, ImportError, MemoryError, MmAssetsError):
+        raise  # the image's fault, or that of the set-up or the machine: none of the measure's
+    except Exception as error:
+        raise _fault(measure, error) from error
+
+
+def _fault(measure: ImageMeasure, error: Exception) -> MeasureFailed:
+    return MeasureFailed(f"measure {measure.name!r} of {type(measure).__module__}: {error_line(error)}")

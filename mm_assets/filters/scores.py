@@ -1,0 +1,543 @@
+"""The scores of one image: what its header says, and the values of measures.
+
+Image scores: measurements of a shard's images, taken once and stored.
+
+A changed threshold is applied to them without reading an image again.
+
+Sample scores: measurements of whole samples, mostly of their texts, taken once and stored.
+
+A changed threshold is applied to them without reading a text again. Each column of a measure says, in the
+metadata of its field, which measure filled it, so that a new measure measures what is missing and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from mm_assets.filters.measure import (
+    DECODE_ERROR,
+    ImageContent,
+    ImageMeasure,
+    ImageMeasurer,
+    MeasureFailed,
+    SampleContent,
+    SampleMeasure,
+    column_of,
+    column_values,
+    decoding,
+    is_measured,
+    missing_measures,
+    read_scores,
+    with_columns,
+)
+from mm_assets.formats.images.headers import ImageInfo, probe
+from mm_assets.model.nested_types import binary_views
+from mm_assets.model.notices import DataError, ImageError, unreadable_image
+from mm_assets.storage.errors import error_line
+
+MAX_PIXELS = 178_956_970
+"""Pillow's own limit for opening an image: twice its `Image.MAX_IMAGE_PIXELS`."""
+
+HEADER_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        **dict.fromkeys(("width", "height", "longer_side"), pa.int32()),
+        "aspect_ratio": pa.float64(),
+        "format": pa.string(),
+        "orientation": pa.int8(),
+        "byte_size": pa.int64(),
+    }
+)
+"""Scores that every image has, from its header, with their types."""
+
+HEADER_SCORES = tuple(HEADER_TYPES)
+
+_LARGE: Final = 32 << 20
+"""Bytes of an image before whose measuring Arrow gives back what it keeps: reading it has left as much."""
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ImageScore:
+    """The measurements of one image, or the error.
+
+    ``width`` and ``height`` are in pixels as displayed (EXIF orientation applied), ``byte_size`` in bytes.
+    ``values`` has those of measures, by name.
+    """
+
+    width: int = 0
+    height: int = 0
+    format: str | None = None
+    orientation: int = 1
+    byte_size: int = 0
+    error: str | None = None
+    values: Mapping[str, Any] = field(default_factory=lambda: _NONE)
+
+    @property
+    def aspect_ratio(self) -> float:
+        return self.width / self.height
+
+    @property
+    def longer_side(self) -> int:
+        return max(self.width, self.height)
+
+    def error_for(self, measures: Iterable[ImageMeasure]) -> str | None:
+        """Return why these measures cannot judge the image: it must be decoded for them, and cannot."""
+        return self.error or (self.values.get(DECODE_ERROR) if decoding(measures) else None)
+
+    def value(self, name: str) -> Any:
+        """Return a score by name: one of `HEADER_SCORES`, or that of a measure; None where it has none."""
+        return getattr(self, name) if name in HEADER_SCORES else self.values.get(name)
+
+
+def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]:
+    """Return the bytes of some rows of an interleaved table, not copied; None for null."""
+    views = [view for chunk in table.column("binary_content").chunks for view in binary_views(chunk)]
+    return [views[row] for row in rows]
+
+
+def score_image(data: memoryview | bytes | None) -> ImageScore:
+    """Measure one image from its header; nothing is decoded."""
+    return _scored(data, None, None, ())
+
+
+def score_rows(
+    table: pa.Table,
+    rows: Sequence[int],
+    headers: Mapping[int, ImageInfo] | None = None,
+    measures: Sequence[ImageMeasure] = (),
+) -> list[ImageScore]:
+    """Return the scores of some rows of an interleaved table.
+
+    An image that a measure cannot decode has `DECODE_ERROR` in the place of values.
+
+    Args:
+        rows: row numbers.
+        headers: headers that have been read before, by row number.
+        measures: what is measured beside what the header says.
+    """
+    known = headers or {}
+    measurer = ImageMeasurer(measures) if measures else None
+    texts = _texts_beside(table, rows) if any(measure.needs_texts for measure in measures) else {}
+    scores = []
+    for row, view in zip(rows, image_views(table, rows), strict=True):
+        if measurer is not None and view is not None and len(view) >= _LARGE:
+            pa.default_memory_pool().release_unused()
+        try:
+            scores.append(_scored(view, known.get(row), measurer, texts.get(row, ())))
+        except (MeasureFailed, MemoryError) as error:
+            sample_id, position = (table.column(name)[row].as_py() for name in ("sample_id", "position"))
+            reason = str(error) or "not enough memory to decode it"
+            raise ValueError(f"sample {sample_id!r}, position {position}: {reason}") from error
+    if measurer is not None:
+        measurer.finish()
+    return scores
+
+
+def _scored(
+    data: memoryview | bytes | None,
+    info: ImageInfo | None,
+    measurer: ImageMeasurer | None,
+    texts: Sequence[str],
+) -> ImageScore:
+    if data is None:
+        return ImageScore(error="no image bytes")
+    try:
+        info = info or probe(data)
+    except ImageError as error:
+        return ImageScore(byte_size=len(data), error=unreadable_image(error).message)
+    values = _NONE
+    if measurer is not None:
+        values = measurer.measure(ImageContent(memoryview(data), info, MAX_PIXELS, texts))
+    return ImageScore(
+        info.display_width, info.display_height, info.format, info.orientation, len(data), None, values
+    )
+
+
+def _texts_beside(table: pa.Table, rows: Sequence[int]) -> dict[int, Sequence[str]]:
+    """Return the texts of the samples of some rows, by row number."""
+    ids = table.column("sample_id").to_pylist()
+    is_text = pc.and_(pc.equal(table.column("modality"), "text"), pc.is_valid(table.column("text_content")))
+    texts: dict[str, list[str]] = {}
+    found = pc.indices_nonzero(is_text)
+    for row, text in zip(
+        found.to_pylist(), table.column("text_content").take(found).to_pylist(), strict=True
+    ):
+        texts.setdefault(ids[row], []).append(text)
+    return {row: texts.get(ids[row], ()) for row in rows}
+
+
+SAMPLE_SCORES_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("images", pa.int32(), nullable=False),
+        pa.field("texts", pa.int32(), nullable=False),
+        pa.field("words", pa.int64(), nullable=False),
+        pa.field("text_digest", pa.string()),
+    ]
+)
+"""Columns that each table of sample scores has: what is known without a measure.
+
+``images`` and ``texts`` are rows without an error, ``texts`` those with content. ``words`` are separated by
+white space. ``text_digest`` is that of all texts in their order; null where there is none.
+"""
+
+COLUMNS = ("sample_id", "modality", "text_content", "materialize_error")
+"""Columns of interleaved rows that sample scores are made from."""
+
+TEXT_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        "images": pa.int32(),
+        "texts": pa.int32(),
+        "words": pa.int64(),
+        "images_per_word": pa.float64(),
+        "text_digest": pa.string(),
+    }
+)
+"""Scores that every sample has without a measure, with their types."""
+
+TEXT_SCORES = tuple(TEXT_TYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScore:
+    """The measurements of one sample; ``values`` are those of measures, by name."""
+
+    images: int = 0
+    texts: int = 0
+    words: int = 0
+    text_digest: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def images_per_word(self) -> float:
+        """Images divided by words; a sample without words counts as one with one."""
+        return self.images / max(self.words, 1)
+
+    def value(self, name: str) -> Any:
+        """Return a score by name: one of `TEXT_SCORES`, or that of a measure; None where it has none."""
+        return getattr(self, name) if name in TEXT_SCORES else self.values.get(name)
+
+
+def sample_scores_schema(
+    measures: Iterable[SampleMeasure] = (), known: SampleScores | None = None
+) -> pa.Schema:
+    """Return the schema of scores with these measures, and with those of earlier scores."""
+    columns = {column.name: column for column in (known.measured if known is not None else ())}
+    columns |= {measure.name: column_of(measure) for measure in measures}
+    return with_columns(SAMPLE_SCORES_SCHEMA, columns.values())
+
+
+def score_samples(
+    table: pa.Table, measures: Sequence[SampleMeasure] = (), known: SampleScores | None = None
+) -> pa.Table:
+    """Return one row per sample of an interleaved table, in order of first appearance.
+
+    Args:
+        table: whole samples; the columns `COLUMNS` count.
+        measures: what is measured beyond the columns of `SAMPLE_SCORES_SCHEMA`.
+        known: earlier scores. Their measures are taken over for samples that still have the same texts and
+            number of images; only what is missing is measured.
+
+    Raises:
+        DataError: a text is not UTF-8.
+        ValueError: a measure fails, or one that is only known does not fit a sample; the message names both.
+    """
+    schema = sample_scores_schema(measures, known)
+    samples = _samples(table)
+    contents = list(samples.values())
+    digests = [text_digest(content.texts) for content in contents]
+    earlier: dict[str, Mapping[str, Any]] = {}
+    if known is not None:
+        for (sample_id, content), digest in zip(samples.items(), digests, strict=True):
+            score = known.get(sample_id)
+            if score is not None and (score.text_digest, score.images) == (digest, content.images):
+                earlier[sample_id] = score.values
+    by_name = {measure.name: measure for measure in measures}
+    missing = {measure.name for measure in (measures if known is None else known.missing(measures))}
+    columns: dict[str, list[Any]] = {
+        "sample_id": list(samples),
+        "images": [content.images for content in contents],
+        "texts": [len(content.texts) for content in contents],
+        "words": [content.words for content in contents],
+        "text_digest": digests,
+    }
+    for name in schema.names[len(SAMPLE_SCORES_SCHEMA) :]:
+        taken = {} if name in missing else earlier
+        columns[name] = [
+            taken[sample_id][name]
+            if sample_id in taken
+            else _measured(by_name.get(name), name, sample_id, content)
+            for sample_id, content in samples.items()
+        ]
+    return pa.Table.from_arrays(
+        [column_values(columns[column.name], column) for column in schema], schema=schema
+    )
+
+
+def _measured(measure: SampleMeasure | None, name: str, sample_id: str, content: SampleContent) -> Any:
+    if measure is None:
+        raise ValueError(f"sample {sample_id!r}: the known {name} is that of another content")
+    try:
+        return measure.measure(content)
+    except ImportError:
+        raise  # a library is missing: no fault of the sample
+    except Exception as error:
+        named = f"measure {name!r} of {type(measure).__module__}"
+        raise ValueError(f"sample {sample_id!r}: {named}: {error_line(error)}") from error
+
+
+def text_digest(texts: Sequence[str]) -> str | None:
+    """Return the xxh3-128 of texts, each behind its length in bytes, as 32 hex digits; None for no texts."""
+    if not texts:
+        return None
+    digest = xxhash.xxh3_128()
+    for text in texts:
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _samples(table: pa.Table) -> dict[str, SampleContent]:
+    """Return what measures see of each sample, by id, in order of first appearance."""
+    ids = table.column("sample_id").to_pylist()
+    kinds = table.column("modality").to_pylist()
+    errors = table.column("materialize_error").is_valid().to_pylist()
+    texts: dict[str, list[str]] = {sample_id: [] for sample_id in ids}
+    images = dict.fromkeys(texts, 0)
+    for sample_id, kind, text, has_error in zip(ids, kinds, _texts(table, ids), errors, strict=True):
+        if has_error:
+            continue
+        if kind == "image":
+            images[sample_id] += 1
+        elif kind == "text" and text is not None:
+            texts[sample_id].append(text)
+    return {sample_id: SampleContent(texts[sample_id], images[sample_id]) for sample_id in texts}
+
+
+def _texts(table: pa.Table, ids: Sequence[str]) -> list[str | None]:
+    column = table.column("text_content")
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        for sample_id, value in zip(ids, column, strict=True):
+            try:
+                value.as_py()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"sample {sample_id!r}: text_content: text that is not UTF-8: {error}"
+                ) from error
+        raise
+
+
+class SampleScores:
+    """The scores of one shard, by sample id.
+
+    Attributes:
+        measured: the columns of measures.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self.measured = [column for column in table.schema if is_measured(column)]
+        names = [column.name for column in self.measured]
+        self._scores = {
+            row["sample_id"]: SampleScore(
+                row["images"],
+                row["texts"],
+                row["words"],
+                row["text_digest"],
+                {name: row[name] for name in names},
+            )
+            for row in table.to_pylist()
+        }
+
+    @classmethod
+    def read(cls, uri: str, digest: str | None = None) -> SampleScores:
+        """Read the scores file of a shard; raises as `read_scores`."""
+        return cls(read_scores(uri, SAMPLE_SCORES_SCHEMA, digest))
+
+    def missing(self, measures: Sequence[SampleMeasure]) -> list[SampleMeasure]:
+        """Return the measures that these scores lack, or have in another version."""
+        return missing_measures(self.measured, measures)
+
+    def __iter__(self) -> Iterator[tuple[str, SampleScore]]:
+        """Yield id and score of each sample in the order of the rows."""
+        return iter(self._scores.items())
+
+    def get(self, sample_id: str) -> SampleScore | None:
+        """Return the score of one sample; None for one that was never scored."""
+        return self._scores.get(sample_id)
+
+    def of(self, sample_id: str) -> SampleScore:
+        """Return the score of one sample.
+
+        Raises:
+            ValueError: for one that was never scored: table and scores do not belong together.
+        """
+        score = self._scores.get(sample_id)
+        if score is None:
+            raise ValueError(f"sample {sample_id!r}: no sample score; materialize sample_scores again")
+        return score
+
+
+SCORES_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("position", pa.int32(), nullable=False),
+        pa.field("width", pa.int32()),
+        pa.field("height", pa.int32()),
+        pa.field("format", pa.string()),
+        pa.field("orientation", pa.int8()),
+        pa.field("byte_size", pa.int64()),
+        pa.field("error", pa.string()),
+    ]
+)
+"""Columns that all image scores have. One follows for each measure."""
+
+
+class _DecodeError:
+    """What fills the column beside those of measures."""
+
+    name: ClassVar[str] = DECODE_ERROR
+    type: ClassVar[pa.DataType] = pa.string()
+    version: ClassVar[str] = "1"
+
+
+def scores_schema(measures: Sequence[ImageMeasure] = (), known: ImageScores | None = None) -> pa.Schema:
+    """Return the schema of scores with these measures, and with those of earlier scores."""
+    columns = {column.name: column for column in (known.measured if known is not None else ())}
+    columns |= {measure.name: column_of(measure) for measure in measures}
+    if columns:
+        columns[DECODE_ERROR] = column_of(_DecodeError())
+    return with_columns(SCORES_SCHEMA, columns.values())
+
+
+def score_table(
+    table: pa.Table, measures: Sequence[ImageMeasure] = (), known: ImageScores | None = None
+) -> pa.Table:
+    """Return one row per image row of an interleaved table: `SCORES_SCHEMA`, and a column for each measure.
+
+    Images that carry an error already have that error and no measurement.
+
+    Args:
+        measures: what is measured beside what the header says.
+        known: scores of the same images. Their measures are taken over, all of them; only what is missing is
+            measured. If nothing is, no column ``binary_content`` is needed.
+    """
+    modality = table.column("modality").to_pylist()
+    rows = [row for row, kind in enumerate(modality) if kind == "image"]
+    places = table.select(["sample_id", "position", "materialize_error"]).take(pa.array(rows, pa.int64()))
+    ids, positions, faults = (column.to_pylist() for column in places.columns)
+    missing = measures if known is None else known.missing(measures)
+    if known is None:
+        scores = score_rows(table, rows, measures=missing)
+    else:
+        earlier = known.of(table, rows)
+        scores = earlier
+        if missing:
+            found = score_rows(table, rows, measures=missing)
+            scores = [_merged(old, new) for old, new in zip(earlier, found, strict=True)]
+    scores = [
+        ImageScore(error=message) if message is not None else score
+        for message, score in zip(faults, scores, strict=True)
+    ]
+    schema = scores_schema(measures, known)
+    measured = schema.names[len(SCORES_SCHEMA) :]
+    values: dict[str, list[Any]] = {
+        "sample_id": ids,
+        "position": positions,
+        "width": [s.width or None for s in scores],
+        "height": [s.height or None for s in scores],
+        "format": [s.format for s in scores],
+        "orientation": [None if s.error else s.orientation for s in scores],
+        "byte_size": [s.byte_size for s in scores],
+        "error": [s.error for s in scores],
+        **{name: [s.values.get(name) for s in scores] for name in measured},
+    }
+    return pa.Table.from_arrays(
+        [column_values(values[column.name], column) for column in schema], schema=schema
+    )
+
+
+def _merged(old: ImageScore, new: ImageScore) -> ImageScore:
+    """Return both scores of one image in one."""
+    if old.error is not None or new.error is not None:
+        return old if old.error is not None else new
+    values = {**old.values, **new.values}
+    values[DECODE_ERROR] = old.values.get(DECODE_ERROR) or new.values.get(DECODE_ERROR)
+    return replace(new, values=values)
+
+
+class ImageScores:
+    """The scores of one shard, by sample id and position.
+
+    Attributes:
+        measured: the columns of measures.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self.measured = [column for column in table.schema if is_measured(column)]
+        values = {column.name: _values(table.column(column.name)) for column in self.measured}
+        self._scores = {
+            (r["sample_id"], r["position"]): ImageScore(
+                r["width"] or 0,
+                r["height"] or 0,
+                r["format"],
+                r["orientation"] or 1,
+                r["byte_size"],
+                r["error"],
+                {name: column[row] for name, column in values.items()},
+            )
+            for row, r in enumerate(table.select(SCORES_SCHEMA.names).to_pylist())
+        }
+
+    @classmethod
+    def read(cls, uri: str, digest: str | None = None) -> ImageScores:
+        """Read the scores file of a shard; raises as `read_scores`."""
+        return cls(read_scores(uri, SCORES_SCHEMA, digest))
+
+    def missing(self, measures: Sequence[ImageMeasure]) -> list[ImageMeasure]:
+        """Return the measures that these scores lack, or have in another version."""
+        return missing_measures(self.measured, measures)
+
+    def __iter__(self) -> Iterator[tuple[tuple[str, int], ImageScore]]:
+        """Yield sample id and position, and the score, of each image in the order of the rows."""
+        return iter(self._scores.items())
+
+    def get(self, sample_id: str, position: int) -> ImageScore | None:
+        """Return the score of one image; None for one that was never scored."""
+        return self._scores.get((sample_id, position))
+
+    def of(self, table: pa.Table, rows: Sequence[int]) -> list[ImageScore]:
+        """Return the scores of some rows of a table.
+
+        Raises:
+            ValueError: for an image that was never scored: table and scores do not belong together.
+        """
+        ids = table.column("sample_id").take(pa.array(rows, pa.int64())).to_pylist()
+        positions = table.column("position").take(pa.array(rows, pa.int64())).to_pylist()
+        scores = []
+        for place in zip(ids, positions, strict=True):
+            score = self._scores.get(place)
+            if score is None:
+                raise ValueError(
+                    f"sample {place[0]!r}, position {place[1]}: no image score; "
+                    "materialize image_scores again"
+                )
+            scores.append(score)
+        return scores
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a measure; lists stay Arrow's: Python's take ten times the memory."""
+    if pa.types.is_nested(column.type):
+        return [value if value.is_valid else None for value in column]
+    return column.to_pylist()

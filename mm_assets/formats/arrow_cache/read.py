@@ -1,0 +1,338 @@
+"""Reader of cache rows, by number or in order, from memory-mapped shards.
+
+Map-style dataset of interleaved samples from memory-mapped caches, for a PyTorch ``DataLoader``.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from mm_assets.formats.arrow_cache import files as verified
+from mm_assets.formats.arrow_cache.features import Features, decode_example
+from mm_assets.formats.arrow_cache.files import (
+    METADATA_FILE,
+    CacheShard,
+    OpenShard,
+    local_path_of,
+    parse_metadata,
+    read_sharded_cache_meta,
+    require_features,
+)
+from mm_assets.model.json_codec import is_json
+from mm_assets.model.notices import DataError, counted, first_and_more
+from mm_assets.model.samples import sample_offsets
+from mm_assets.model.schema import INTERLEAVED_SCHEMA
+
+__all__ = ["ArrowCache", "InterleavedArrowDataset", "read_shard"]
+
+
+class ArrowCache:
+    """Map-style dataset of the examples of a cache, for a PyTorch ``DataLoader``; also iterable.
+
+    A shard is opened when the first of its rows is requested, in the requesting process, and read once for
+    its digest. So the object can be pickled, and used in forked and spawned workers.
+
+    Args:
+        cache_dir: Folder of the cache.
+        features: The expected features; None accepts any.
+        decode: False returns values as stored: a picture as the bytes of its file.
+
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: The cache is damaged (the message names the file) or has other features. Reading a row
+            raises it if the shard is damaged, or gone because the cache was rebuilt.
+    """
+
+    def __init__(
+        self, cache_dir: str | os.PathLike[str], features: Features | None = None, *, decode: bool = True
+    ) -> None:
+        self.meta = read_sharded_cache_meta(cache_dir)
+        if features is not None:
+            require_features(self.meta, features)
+        elif decode and self.meta.schema is not None:
+            raise ValueError(
+                f"{cache_dir}: interleaved rows; open it with InterleavedArrowDataset, or decode=False"
+            )
+        self._decode = decode
+        self._starts = list(accumulate(self.meta.shard_row_counts, initial=0))
+        self._open: dict[int, OpenShard] = {}
+
+    @property
+    def features(self) -> Features:
+        return self.meta.features
+
+    def __repr__(self) -> str:
+        return repr(self.meta).replace("ShardedCacheMeta", "ArrowCache", 1)
+
+    def __len__(self) -> int:
+        return self.meta.num_rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = operator.index(index)
+        if row < 0:
+            row += len(self)
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        number = bisect_right(self._starts, row) - 1
+        batch, row = self._shard(number).locate(row - self._starts[number])
+        return self._example(batch, row)
+
+    def take(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the examples of these rows, in this order."""
+        return [self[index] for index in indices]
+
+    __getitems__ = take  # a DataLoader fetches the rows of a batch at once
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self.batches():
+            for row in range(batch.num_rows):
+                yield self._example(batch, row)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows in order, as stored in the shards, without a copy."""
+        for number in range(self.meta.num_shards):
+            yield from self._shard(number).batches
+
+    def column(self, name: str) -> Iterator[pa.Array]:
+        """Yield one column of all rows as stored. Nothing else is read, so no digest is checked."""
+        for number in range(self.meta.num_shards):
+            for batch in self._opened(number, verified.require_size).batches:
+                yield batch.column(name)
+
+    def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
+        """Return the rows from ``start`` up to ``stop``, as stored in the shards, without a copy."""
+        found = []
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            batch, row = self._shard(number).locate(start - self._starts[number])
+            found.append(batch.slice(row, stop - start))
+            start += found[-1].num_rows
+        return found
+
+    def _example(self, batch: pa.RecordBatch, row: int) -> dict[str, Any]:
+        stored = {
+            name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        return decode_example(stored, self.features) if self._decode else stored
+
+    def _shard(self, number: int) -> OpenShard:
+        if (shard := self._open.get(number)) is None:
+            shard = self._open[number] = self._opened(number, verified.check_once)
+        return shard
+
+    def _opened(self, number: int, check: Callable[[Path, CacheShard], Any]) -> OpenShard:
+        path, declared = self.meta.shard_paths[number], self.meta.shards[number]
+        try:
+            check(path, declared)
+            shard = OpenShard(path)
+        except (ValueError, OSError) as error:
+            if read_sharded_cache_meta(self.meta.cache_dir).shard_filenames == self.meta.shard_filenames:
+                raise
+            raise DataError(f"{path}: the cache was built anew since it was opened; open it again") from error
+        if shard.rows != declared.rows:
+            raise DataError(f"{path}: {shard.rows} rows, not {declared.rows} as {METADATA_FILE} says")
+        return shard
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}, "_verified": verified.export_stamps(self.meta.shard_paths)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        verified.import_stamps(state.pop("_verified"))
+        self.__dict__.update(state)
+
+
+def read_shard(shard_path: str | os.PathLike[str]) -> pa.Table:
+    """Return a shard as a table in mapped memory, without a copy.
+
+    If `_metadata.json` lies beside the file and names it, the file is read once in this process for its
+    digest.
+
+    Raises:
+        ValueError: A file is damaged; the message names it.
+        FileNotFoundError: The file does not exist.
+    """
+    path = local_path_of(shard_path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    metadata = path.parent / METADATA_FILE
+    if metadata.is_file():
+        for declared in parse_metadata(path.parent, metadata.read_bytes()).shards:
+            if declared.filename == path.name:
+                verified.check_once(path, declared)
+    shard = OpenShard(path)
+    return pa.Table.from_batches(shard.batches, shard.schema)
+
+
+_FOLDER = "arrow_cache"
+_READ = (
+    "sample_id",
+    "position",
+    "modality",
+    "content_type",
+    "text_content",
+    "binary_content",
+    "materialize_error",
+)
+_NO_EXTRAS = {*INTERLEAVED_SCHEMA.names, "_source"}
+
+
+class InterleavedArrowDataset:
+    """The samples of one cache, of all caches in a folder, or of those in ``arrow_cache`` of a storage root.
+
+    ``dataset[i]`` is ``{"sample_id": str, "items": […], "metadata": {column: value}}``. An item is
+    ``{"modality", "position", "content_type", "text" or "image", "metadata"}``. The image is the bytes of its
+    file, None if there are none. Items are ordered by position, text before image. The metadata of a sample
+    has all passthrough columns of its partition; that of an item has only those that are not null. JSON
+    columns are decoded. An item with an error (policy ``warn``) has it as ``"error"``.
+
+    Samples are numbered partition by partition in the order of folder names, and within each as stored. The
+    first use reads the column of sample ids, and `index` hashes it; nothing else is read before a sample is
+    requested. Then its shard is opened in the requesting process, and read once for its digest. The object
+    can be pickled, and used in forked and spawned workers.
+
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: The argument is a URL, a cache has other data, or a file is damaged (the message names
+            it).
+    """
+
+    def __init__(self, root_or_folder: str | os.PathLike[str]) -> None:
+        self._caches = [
+            ArrowCache(folder, decode=False) for folder in _folders(local_path_of(root_or_folder))
+        ]
+        for cache in self._caches:
+            if cache.meta.schema is None:
+                raise ValueError(
+                    f"{cache.meta.cache_dir}: the examples of a generator, not interleaved rows; "
+                    "open it with ArrowCache"
+                )
+        # By cache: the row offsets of its samples (see `sample_offsets`).
+        self._offsets: list[npt.NDArray[np.int64]] | None = None
+        self._first: list[int] = []  # the number of each cache's first sample
+        self._by_hash: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
+
+    def __repr__(self) -> str:
+        rows = counted(sum(cache.meta.num_rows for cache in self._caches), "row")
+        caches = first_and_more([cache.meta.cache_dir for cache in self._caches])
+        return f"<InterleavedArrowDataset of {caches}: {rows}>"
+
+    def __len__(self) -> int:
+        self._number_samples()
+        return self._first[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = operator.index(index)
+        if number < 0:
+            number += len(self)
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        cache, start, stop = self._place(number)
+        return _sample(cache.rows(start, stop), cache.meta.schema)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the samples of these numbers, in this order: a DataLoader fetches a batch at once."""
+        return [self[index] for index in indices]
+
+    def index(self, sample_id: str) -> int:
+        """Return the number of a sample.
+
+        Raises:
+            KeyError: There is no such sample.
+        """
+        if self._by_hash is None:
+            ids = (sample_id for cache in self._caches for sample_id in self._ids(cache))
+            hashes = np.fromiter(
+                (xxhash.xxh3_64_intdigest(text.encode()) for text in ids), np.uint64, len(self)
+            )
+            order = np.argsort(hashes, kind="stable")
+            self._by_hash = hashes[order], order
+        hashes, order = self._by_hash
+        target = np.uint64(xxhash.xxh3_64_intdigest(sample_id.encode()))
+        for number in order[
+            np.searchsorted(hashes, target) : np.searchsorted(hashes, target, "right")
+        ].tolist():
+            cache, start, _ = self._place(number)
+            if cache.rows(start, start + 1)[0].column("sample_id")[0].as_py() == sample_id:
+                return int(number)
+        raise KeyError(sample_id)
+
+    def _place(self, number: int) -> tuple[ArrowCache, int, int]:
+        self._number_samples()
+        assert self._offsets is not None
+        at = bisect_right(self._first, number) - 1
+        start, stop = self._offsets[at][number - self._first[at] :][:2].tolist()
+        return self._caches[at], start, stop
+
+    def _number_samples(self) -> None:
+        if self._offsets is None:
+            offsets = [sample_offsets(_ids_of_rows(cache)) for cache in self._caches]
+            self._first = list(accumulate((len(starts) - 1 for starts in offsets), initial=0))
+            self._offsets = offsets
+
+    def _ids(self, cache: ArrowCache) -> list[str]:
+        ids = _ids_of_rows(cache)
+        return ids.column(0).take(pa.array(sample_offsets(ids)[:-1])).to_pylist()  # type: ignore[no-any-return]
+
+
+def _folders(given: Path) -> Sequence[Path]:
+    if (given / METADATA_FILE).is_file():
+        return [given]
+    for folder in (given, given / _FOLDER):
+        found = sorted(
+            path.parent for path in folder.glob(f"*/{METADATA_FILE}") if not path.parent.name.startswith(".")
+        )
+        if found:
+            return found
+    raise FileNotFoundError(f"{given}: no cache here")
+
+
+def _ids_of_rows(cache: ArrowCache) -> pa.Table:
+    assert cache.meta.schema is not None
+    type_ = cache.meta.schema.field("sample_id").type
+    return pa.table({"sample_id": pa.chunked_array(list(cache.column("sample_id")), type_)})
+
+
+def _sample(batches: list[pa.RecordBatch], schema: pa.Schema) -> dict[str, Any]:
+    extras = [field for field in schema if field.name not in _NO_EXTRAS]
+    columns = {
+        name: [value for batch in batches for value in batch.column(name).to_pylist()] for name in _READ
+    }
+    values = {
+        field.name: [
+            _value(value, field) for batch in batches for value in batch.column(field.name).to_pylist()
+        ]
+        for field in extras
+    }
+    sample: dict[str, Any] = {"sample_id": columns["sample_id"][0], "items": [], "metadata": {}}
+    for row, modality in enumerate(columns["modality"]):
+        row_values = {name: column[row] for name, column in values.items()}
+        if modality == "metadata":
+            sample["metadata"] = row_values
+            continue
+        item = {
+            "modality": modality,
+            "position": columns["position"][row],
+            "content_type": columns["content_type"][row],
+        }
+        item[modality] = columns["text_content" if modality == "text" else "binary_content"][row]
+        if (error := columns["materialize_error"][row]) is not None:
+            item["error"] = error
+        item["metadata"] = {name: value for name, value in row_values.items() if value is not None}
+        sample["items"].append(item)
+    return sample
+
+
+def _value(stored: Any, field: pa.Field) -> Any:
+    return json.loads(stored) if stored is not None and is_json(field) else stored

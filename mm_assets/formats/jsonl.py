@@ -1,0 +1,391 @@
+"""File names of the format: the lines of a partition, and the tar with their images.
+
+Index of the lines of a file, gzipped or not: the byte range of each in the unpacked text.
+
+Reader of JSON lines, ours and those of others.
+
+Samples of a file of JSON lines: each line is decoded like the JSON member of a tar.
+
+Writer of JSON lines, with their images in a tar beside them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import posixpath
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any
+
+import pyarrow as pa
+import xxhash
+
+from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.names import format_of, sample_key
+from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
+from mm_assets.formats.partitions import Partition, id_prefix
+from mm_assets.formats.reader import FileSource
+from mm_assets.formats.tar.index import Member, TarDamage, TarIndex
+from mm_assets.formats.tar.scan import read_members
+from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.formats.tar.writer import TarWriter
+from mm_assets.formats.webdataset.documents import Mint1tDecoder
+from mm_assets.formats.webdataset.layout import SAMPLE_ID, RawLayout, SampleError, is_native_layout
+from mm_assets.formats.webdataset.native import SampleEncoder, decode_native
+from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+from mm_assets.formats.webdataset.rows import Sample
+from mm_assets.formats.webdataset.samples import TarSamples
+from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
+from mm_assets.model.json_codec import dumps
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.losses import Loss
+from mm_assets.model.notices import BAD_LAYOUT, ShardError
+from mm_assets.storage.files import (
+    StagedFile,
+    StorageOptions,
+    exists,
+    filesystem,
+    is_remote,
+    join,
+    local_path,
+    open_binary,
+    remove,
+    size_of,
+    staged,
+)
+
+__all__ = ["InterleavedJsonlReader", "InterleavedJsonlWriter"]
+
+
+SUFFIXES = format_of("jsonl").suffixes
+WRITTEN = format_of("jsonl").written
+IMAGES_SUFFIX = ".images.tar"
+IMAGES_TAR = "images_tar"  # field of a line: name of the tar with its images
+
+_IMAGES = re.compile(rf"(.+)\.[0-9a-f]{{16}}{re.escape(IMAGES_SUFFIX)}")
+
+# Lines of others name no tar: theirs has the same name as the lines, with one of these suffixes.
+TARS_OF_OTHERS = (IMAGES_SUFFIX, ".tar")
+
+
+def stem_of(uri: str) -> str:
+    """Return the path of a file of lines without its suffix."""
+    return next((uri[: -len(suffix)] for suffix in SUFFIXES if uri.lower().endswith(suffix)), uri)
+
+
+def images_name(stem: str, digest: str) -> str:
+    """Return the name of a tar of images.
+
+    Other bytes have another name, so that no tar is ever overwritten.
+    """
+    return f"{posixpath.basename(stem)}.{digest}{IMAGES_SUFFIX}"
+
+
+def lines_of(name: str) -> str | None:
+    """Return the name of the lines, without suffix, that a tar of images belongs to; None for other tars."""
+    found = _IMAGES.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def is_plain_name(name: object) -> bool:
+    """Return whether a value names a tar of images in the same folder, and nothing elsewhere."""
+    return (
+        isinstance(name, str)
+        and name.endswith(IMAGES_SUFFIX)
+        and "/" not in name
+        and not name.startswith(".")
+    )
+
+
+_BLOCK = 1 << 20
+_BLANK = 8  # bytes; longer lines are never taken for empty ones, and not read
+
+
+@dataclass(frozen=True)
+class Lines:
+    """An open file of lines.
+
+    Args:
+        members: its lines, named ``line 1`` and so on, without the empty ones.
+        end: bytes of the unpacked text that can be read.
+        damage: why the file cannot be read beyond ``end``. The text after the last whole line is no line
+            then.
+    """
+
+    descriptor: int
+    members: list[Member]
+    end: int
+    damage: TarDamage | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the unpacked text."""
+        return os.fstat(self.descriptor).st_size
+
+
+@contextmanager
+def local_lines(uri: str, name: str, options: StorageOptions | None) -> Iterator[Lines]:
+    """Open a file and index its lines; no line is kept in memory.
+
+    Raises as `mm_assets.storage.files.open_binary` does.
+
+    Args:
+        name: name of the file in errors.
+    """
+    limit = unpacked_limit(size_of(uri, options))
+    damaged: list[TarDamage] = []
+    if is_remote(uri):
+        with (
+            open_binary(uri, options) as file,
+            local_tar(file, name, max_bytes=limit, damaged=damaged) as descriptor,
+        ):
+            yield _lines(descriptor, damaged)
+        return
+    with local_tar(local_path(uri), name, max_bytes=limit, damaged=damaged) as descriptor:
+        yield _lines(descriptor, damaged)
+
+
+def _lines(descriptor: int, damaged: list[TarDamage]) -> Lines:
+    members: list[Member] = []
+    number = start = at = 0
+    while block := os.pread(descriptor, _BLOCK, at):
+        found = block.find(b"\n")
+        while found >= 0:
+            number += 1
+            _add(members, descriptor, number, start, at + found)
+            start = at + found + 1
+            found = block.find(b"\n", found + 1)
+        at += len(block)
+    if start < at and not damaged:  # the last line need not be ended
+        _add(members, descriptor, number + 1, start, at)
+        start = at
+    return Lines(descriptor, members, start, damaged[0] if damaged else None)
+
+
+def _add(members: list[Member], descriptor: int, number: int, start: int, end: int) -> None:
+    size = end - start
+    if size > _BLANK or os.pread(descriptor, size, start).strip():
+        members.append(Member(f"line {number}", start, size, None, start))
+
+
+_COPIED = 1 << 20
+_IMAGES_COLUMN = "images"  # entry of a report: the tar that the lines name
+_LEVEL = 6  # of gzip: higher ones take far longer and save a few percent
+_STORED = 0  # for text that compresses so well that readers would take it for a decompression bomb
+
+
+class InterleavedJsonlWriter(InterleavedWriter):
+    """Writes ``<partition>.jsonl.gz`` and, where there are images, a tar of them into a folder.
+
+    A ``path`` that ends in ``.jsonl.gz`` is the one file to write. See `InterleavedWriter` for the arguments.
+    The lines are published last and name their tar, whose name changes with its bytes: a writer killed in
+    between leaves the previous version. The same input makes the same bytes.
+    """
+
+    suffix = WRITTEN
+
+    def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink:
+        return JsonlSink(self.uri_of(partition), schema, self.storage_options)
+
+    def finish(self, reports: Sequence[PartitionReport]) -> None:
+        """Remove the tars of previous versions, and of writers that were killed."""
+        fs, folder = filesystem(self.folder, self.storage_options)
+        fs.invalidate_cache()
+        if not reports or not fs.exists(folder):
+            return
+        stems = {posixpath.basename(stem_of(self.uri_of(each.partition))): each for each in reports}
+        for path in fs.ls(folder, detail=False):
+            name = posixpath.basename(str(path))
+            report = stems.get(lines_of(name) or "")
+            if report is not None and name != report.extra.get(_IMAGES_COLUMN):
+                fs.rm_file(path)
+
+
+class JsonlSink(Sink):
+    """One file of lines and its tar, under construction."""
+
+    def __init__(self, uri: str, schema: pa.Schema, options: StorageOptions | None) -> None:
+        self._uri = uri
+        self._options = options
+        self._encoder = SampleEncoder(schema)
+        self._samples = 0
+        self._images = StagedFile(stem_of(uri), options)
+        try:
+            self._tar = TarWriter(self._images.path)
+            self._lines: IO[bytes] = tempfile.TemporaryFile(prefix="mm-assets-", dir=_folder_of(uri))  # noqa: SIM115 (until published)
+        except BaseException:
+            self._images.discard()
+            raise
+
+    def write(self, tables: Iterator[pa.Table]) -> None:
+        for table in tables:
+            for sample in self._encoder.encode(table):
+                *images, (_, line) = sample.members
+                if images:
+                    self._tar.write_group(images)
+                self._lines.write(line + b"\n")
+                self._samples += 1
+
+    def publish(self) -> tuple[str | None, int]:
+        self._tar.close()
+        if not self._samples:
+            self.discard()
+            remove(self._uri, self._options)
+            return None, 0
+        name, nbytes = None, 0
+        if self._tar.groups:
+            name = images_name(stem_of(self._uri), _digest_of(self._images.path))
+            self._images.uri = join(posixpath.dirname(self._uri) or ".", name)
+            nbytes = self._images.publish()
+        with self._lines, staged(self._uri, self._options) as packed:
+            if self._pack(packed.path, name, _LEVEL) > unpacked_limit(os.path.getsize(packed.path)):
+                self._pack(packed.path, name, _STORED)
+            nbytes += packed.publish()
+        self._images.discard()
+        self.extra = {_IMAGES_COLUMN: name}
+        return self._uri, nbytes
+
+    def _pack(self, path: str, images: str | None, level: int) -> int:
+        """Write the lines with the name of their tar, which is known only now; return their size in bytes."""
+        added = f"{{{dumps(IMAGES_TAR)}:{dumps(images)},".encode() if images else b"{"
+        self._lines.seek(0)
+        with open(path, "wb") as file, gzip.GzipFile("", "wb", level, file, mtime=0) as packed:
+            for line in self._lines:
+                packed.write(added)
+                packed.write(memoryview(line)[1:])
+            return packed.tell()
+
+    def discard(self) -> None:
+        self._tar.abort()
+        self._lines.close()
+        self._images.discard()
+
+
+def _folder_of(uri: str) -> str | None:
+    return None if is_remote(uri) else os.path.dirname(local_path(uri)) or "."
+
+
+def _digest_of(path: str) -> str:
+    digest = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while block := file.read(_COPIED):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class JsonlSamples(TarSamples):
+    """An opened file of lines, and the tar with its images.
+
+    Args:
+        rows_prefix: prefix of the line's number where that is the sample id.
+    """
+
+    def __init__(self, *arguments: Any, rows_prefix: str = "") -> None:
+        self._rows_prefix = rows_prefix
+        self._images: str | None = None  # the tar that the lines name
+        super().__init__(*arguments)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the unpacked lines, and of the tar."""
+        images = os.fstat(self.descriptor).st_size if self.descriptor != self._lines.descriptor else 0
+        return self._lines.nbytes + images
+
+    def sound(self) -> Iterator[tuple[Member, Sample]]:
+        yield from super().sound()
+        if (damage := self._lines.damage) is not None:
+            size = self._lines.nbytes - self._lines.end
+            ref = build_source_ref(self.path, None, self._lines.end, size)
+            self.losses.append(
+                Loss(None, None, None, "quarantined", damage.kind, str(damage), source_ref=ref)
+            )
+
+    def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
+        self._lines = stack.enter_context(local_lines(uri, self.name, options))
+        if (damage := self._lines.damage) is not None and self._ids is None:
+            number = len(self._lines.members) + 1
+            reason = str(damage).removeprefix(f"{self.name}: ")
+            raise ShardError(f"{self.name}: line {number}: {reason}") from damage
+        images = self._images_beside(uri, options)
+        if images is None:
+            return self._lines.descriptor, TarIndex(self.name, [], {}, [], 0)
+        name = posixpath.basename(images)
+        self.images_path = posixpath.join(posixpath.dirname(self.path), name)
+        self.images_name = images if self._ids is None else self.images_path
+        return super()._open(images, options, stack)
+
+    def _images_beside(self, uri: str, options: StorageOptions | None) -> str | None:
+        """Return the tar with the images; None where there is none. Lines name no file in another folder.
+
+        Raises:
+            ShardError: for a named tar that does not exist, unless samples are quarantined.
+        """
+        for line in self._lines.members:
+            try:
+                payload = self._payload(line)
+            except SampleError:
+                continue
+            if not is_native_layout(payload) or IMAGES_TAR not in payload:
+                break
+            if not is_plain_name(name := payload[IMAGES_TAR]):
+                continue
+            self._images = name
+            named = posixpath.join(posixpath.dirname(uri), name)
+            if exists(named, options):
+                return named
+            if self._ids is None:
+                raise ShardError(f"{self.name}: {line.name}: its images are in {named}, which is not there")
+            return None
+        candidates = [stem_of(uri) + suffix for suffix in TARS_OF_OTHERS]
+        return next((found for found in candidates if exists(found, options)), None)
+
+    def _documents(self, layout: RawLayout, max_member_bytes: int) -> tuple[Mint1tDecoder, list[Member]]:
+        decoder = Mint1tDecoder(
+            self.path,
+            self.index,
+            layout,
+            max_member_bytes,
+            images_path=self.images_path,
+            name=self.name,
+        )
+        return decoder, self._lines.members
+
+    def _sample(self, member: Member) -> Sample:
+        payload = self._payload(member)
+        if is_native_layout(payload):
+            named = payload.pop(IMAGES_TAR, self._images)
+            if named != self._images:
+                where = f"{self.name}: {member.name}: field {IMAGES_TAR!r}"
+                raise SampleError(
+                    BAD_LAYOUT, f"{where}: {named!r:.200}, where other lines have {self._images!r}"
+                )
+            return decode_native(payload, member, self.decoder, sample_key(str(payload.get(SAMPLE_ID))))
+        number = member.name.removeprefix("line ")
+        sample = self.decoder.decode(payload, member, number)
+        if self._layout.sample_id_field is None and not isinstance(payload.get(SAMPLE_ID), str):
+            sample.sample_id = self._rows_prefix + number
+        return sample
+
+    def _bytes_of(self, member: Member) -> bytes:
+        data = bytearray(member.size)
+        read_members(self._lines.descriptor, [member], memoryview(data), self.name)
+        return bytes(data)
+
+
+class InterleavedJsonlReader(InterleavedWebdatasetReader):
+    """Reads files with a JSON document per line, and their images from the tar beside them.
+
+    The arguments are those of `InterleavedWebdatasetReader`. A line without ``sample_id`` gets the
+    partition's name and the line's number as sample id.
+    """
+
+    suffixes = SUFFIXES
+
+    def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
+        rows_prefix = id_prefix(ROWS_PREFIX, partition.name, partition.files, uri)
+        return self._opened(uri, partition, ids, partial(JsonlSamples, rows_prefix=rows_prefix))

@@ -1,1 +1,0 @@
-"""JSON lines: one document per line, images in a tar beside the file (docs/jsonl.md)."""

@@ -1,0 +1,298 @@
+"""Interleaved Parquet: one row per item, row groups of whole samples.
+
+Sources of Parquet files, chosen by the columns of each file: a row per item or a row per document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.formats.batching import SampleIds, cut_by_bytes
+from mm_assets.formats.names import PARQUET_SUFFIXES
+from mm_assets.formats.parquet.document_file import DocumentFile
+from mm_assets.formats.parquet.document_layout import is_interleaved
+from mm_assets.formats.parquet.document_rows import DocumentSource
+from mm_assets.formats.parquet.files import (
+    REFUSALS,
+    VERSION,
+    checked,
+    open_parquet,
+    refused_column,
+    stored_schema,
+)
+from mm_assets.formats.parquet.items import PER_READ, ParquetSource, QuarantiningParquetSource
+from mm_assets.formats.partitions import Partition, id_prefix, ref_path
+from mm_assets.formats.reader import FileSource, FileSurvey, InterleavedReader
+from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, TEXTS, RawLayout
+from mm_assets.formats.writer import InterleavedWriter, Sink
+from mm_assets.model.nested_types import filled_column
+from mm_assets.storage.files import StagedFile, StorageOptions, size_of
+from mm_assets.storage.listing import Paths
+
+__all__ = ["InterleavedParquetReader", "InterleavedParquetWriter"]
+
+
+# Put in front of row numbers that are used as sample ids: they start at 0 in each file.
+ROWS_PREFIX = "shard"
+
+# The kinds of rows, as `mm-assets inspect` shows them.
+OURS, ITEMS, DOCUMENTS = (
+    "its rows are items, which this project wrote",
+    "its rows are items",
+    "its rows are documents",
+)
+
+
+def rows_of(uri: str, options: StorageOptions | None = None) -> str:
+    """Return the kind of a file's rows as its columns tell: ``OURS``, ``ITEMS`` or ``DOCUMENTS``.
+
+    Raises as `open_source` does.
+    """
+    file = open_parquet(uri, uri, options, {})
+    try:
+        return _rows_of(file, uri)
+    finally:
+        file.close(force=True)
+
+
+def open_source(
+    uri: str,
+    layout: RawLayout,
+    path: str,
+    partition: Partition,
+    ids: SampleIds | None,
+    max_member_bytes: int,
+    options: StorageOptions | None = None,
+    read_kwargs: Mapping[str, Any] | None = None,
+) -> FileSource:
+    """Open a Parquet file with a row per item or a row per document.
+
+    A file with the columns sample_id, position and modality has a row per item (ours, NeMo Curator's).
+
+    Args:
+        uri: path or URL.
+        layout: the columns of documents.
+        path: the file in locators, and in messages if ``ids`` are given.
+        partition: the partition that the file belongs to.
+        ids: the sample ids of the partition so far. With them, samples that cannot be used are quarantined;
+            without (None) they raise.
+        max_member_bytes: a larger image of a document is an error row.
+        options: for the file system.
+        read_kwargs: see `InterleavedParquetReader`.
+
+    Raises:
+        ShardError: the file is neither, in one line.
+        ValueError: ``filters`` for a file with a row per document, or with ``ids``.
+    """
+    open_kwargs = dict(read_kwargs or {})
+    name = uri if ids is None else path
+    per_read = {argument: open_kwargs.pop(argument) for argument in PER_READ if argument in open_kwargs}
+    filters = open_kwargs.pop("filters", None)
+    file = open_parquet(uri, name, options, open_kwargs)
+    try:
+        rows = _rows_of(file, name)
+        prefix = id_prefix(layout.sample_id_prefix, partition.name, partition.files, uri)
+        if rows != DOCUMENTS and ids is None:
+            return ParquetSource(uri, file, {**per_read, "filters": filters}, prefix, options=options)
+        if filters is not None:
+            raise ValueError(
+                f"{name}: read_kwargs: filters are for files with a row an item, "
+                "and for readers that quarantine nothing"
+            )
+        if rows != DOCUMENTS and ids is not None:
+            return QuarantiningParquetSource(uri, file, path, ids, prefix, options)
+
+        def reopen(dictionaries: list[str]) -> pq.ParquetFile:
+            return open_parquet(
+                uri,
+                name,
+                options,
+                {**open_kwargs, "metadata": file.metadata, "read_dictionary": dictionaries},
+            )
+
+        documents = DocumentFile(file, name, size_of(uri, options), layout, per_read, reopen)
+        row_id_prefix = id_prefix(ROWS_PREFIX, partition.name, partition.files, uri)
+        return DocumentSource(uri, documents, path, max_member_bytes, ids, prefix, row_id_prefix)
+    except BaseException:
+        file.close(force=True)
+        raise
+
+
+def survey_parquet(
+    uri: str,
+    layout: RawLayout,
+    path: str,
+    partition: Partition,
+    *,
+    max_member_bytes: int,
+    options: StorageOptions | None = None,
+) -> FileSurvey:
+    """Survey one file without the bytes of its images; ``path`` names it in messages and locators.
+
+    No sample raises: samples that cannot be used are among the ``losses``. For the file itself, raises as
+    `open_source` does.
+    """
+    with closing(open_source(uri, layout, path, partition, SampleIds(), max_member_bytes, options)) as source:
+        assert isinstance(source, QuarantiningParquetSource | DocumentSource)
+        return source.survey()
+
+
+def _rows_of(file: pq.ParquetFile, name: str) -> str:
+    if not is_interleaved(checked(lambda: file.schema_arrow, name)):
+        return DOCUMENTS
+    return OURS if VERSION.encode() in (file.metadata.metadata or {}) else ITEMS
+
+
+ROW_GROUP_BYTES = 16 << 20  # reading one sample reads its row group; 16 MiB balances that against scan speed
+
+
+class InterleavedParquetReader(InterleavedReader):
+    """Reader of Parquet files with a row per item, as we write them, or a row per document.
+
+    Args:
+        file_paths: see `InterleavedReader`.
+        sample_id_field: for documents, the column with the sample id. None: the text column ``sample_id``,
+            else the partition's name and the row's number.
+        sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id.
+        texts_field: for documents, the column with the list of texts.
+        images_field: for documents, the column with the parallel list of images; without it a column
+            ``image`` may hold one image per document.
+        relative_to: folder or URL prefix; locators of documents below it are stored relative to it, so that
+            no path of this machine leaks.
+        quarantine_errors: samples that cannot be used become losses of the stream, and everything else is
+            read; by default they raise.
+        max_member_bytes: for documents, a larger image is an error row.
+        taken_ids: with ``quarantine_errors``, sample ids of other partitions: here they are duplicates.
+        others: arguments of `InterleavedReader`. Its ``read_kwargs`` are those of
+            `pyarrow.parquet.read_table`: how the file is opened (memory_map, buffer_size, pre_buffer …),
+            use_threads, and, with a row per item, filters (rows that do not pass are left out, also inside a
+            sample).
+    """
+
+    suffixes = PARQUET_SUFFIXES
+
+    def __init__(
+        self,
+        file_paths: Paths,
+        *,
+        sample_id_field: str | None = None,
+        sample_id_prefix: str | None = None,
+        texts_field: str = TEXTS,
+        images_field: str = IMAGES,
+        relative_to: str | None = None,
+        quarantine_errors: bool = False,
+        max_member_bytes: int = MAX_MEMBER_BYTES,
+        taken_ids: Collection[str] = (),
+        **others: Any,
+    ) -> None:
+        super().__init__(file_paths, **others)
+        self.layout = RawLayout(
+            sample_id_field=sample_id_field,
+            sample_id_prefix=sample_id_prefix,
+            texts_field=texts_field,
+            images_field=images_field,
+        )
+        self.relative_to = relative_to
+        self.quarantine_errors = quarantine_errors
+        self.max_member_bytes = max_member_bytes
+        self.taken_ids = frozenset(taken_ids)
+
+    def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
+        ids = SampleIds(self.taken_ids) if self.quarantine_errors else None
+        return lambda uri: open_source(
+            uri,
+            self.layout,
+            ref_path(uri, self.relative_to),
+            partition,
+            ids,
+            self.max_member_bytes,
+            self.storage_options,
+            self.read_kwargs,
+        )
+
+    def _open_file(self, uri: str, partition: Partition) -> FileSource:
+        return self._opener(partition)(uri)
+
+
+class InterleavedParquetWriter(InterleavedWriter):
+    """Writer of interleaved Parquet: image bytes uncompressed, text compressed, row groups bounded by bytes.
+
+    ``path`` is a folder (one file per partition) or, ending in ``.parquet``, one file. See
+    `InterleavedWriter`.
+    """
+
+    suffix = ".parquet"
+
+    def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink:
+        return ParquetSink(self.uri_of(partition), schema, partition, self.storage_options)
+
+
+class ParquetSink(Sink):
+    """One Parquet file under a temporary name until it is published."""
+
+    def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
+        self._schema = schema = stored_schema(schema, partition)
+        self._staged = StagedFile(uri, options)
+        try:
+            self._writer = _open_writer(self._staged.path, schema)
+        except BaseException as error:
+            self._staged.discard()
+            if isinstance(error, REFUSALS) and (refused := refused_column(schema.empty_table())):
+                raise ValueError(f"{refused}{error}") from error
+            raise
+
+    def write(self, tables: Iterator[pa.Table]) -> None:
+        for group in cut_by_bytes(tables, ROW_GROUP_BYTES):
+            group = pa.Table.from_arrays(list(map(filled_column, group.columns)), schema=group.schema)
+            try:
+                self._writer.write_table(group.cast(self._schema), row_group_size=group.num_rows)
+            except pa.ArrowInvalid as error:
+                raise ValueError(f"{refused_column(group)}{error}") from error
+
+    def publish(self) -> tuple[str | None, int]:
+        self._writer.close()
+        return self._staged.uri, self._staged.publish()
+
+    def discard(self) -> None:
+        # A full disk refuses the footer too; the error that led here is the one to report.
+        with suppress(Exception):
+            self._writer.close()
+        self._staged.discard()
+
+
+def _open_writer(path: str, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path,
+        schema,
+        version="2.6",
+        compression={name: "none" if name == "binary_content" else "zstd" for name in _leaves(schema)},
+        use_dictionary=[name for name in ("modality", "content_type") if name in schema.names],
+        write_statistics=["sample_id", "position", "modality"],
+        # Pages are cut between write batches only. With the default of 1,024 rows, a page of images would
+        # cost every reader that much memory.
+        write_batch_size=16,
+        bloom_filter_options={"sample_id": {"ndv": 4096, "fpp": 0.01}},
+    )
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    """Return column paths as Parquet names them: top-level names set the compression of flat columns only."""
+    return [leaf for field in schema for leaf in _leaf_paths(field.name, field.type)]
+
+
+def _leaf_paths(path: str, type_: pa.DataType) -> list[str]:
+    if pa.types.is_struct(type_):
+        return [leaf for child in type_ for leaf in _leaf_paths(f"{path}.{child.name}", child.type)]
+    if pa.types.is_map(type_):
+        entries = f"{path}.key_value"
+        return [f"{entries}.key", *_leaf_paths(f"{entries}.value", type_.item_type)]
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+        return _leaf_paths(f"{path}.list.element", type_.value_type)
+    if isinstance(type_, pa.BaseExtensionType):
+        return _leaf_paths(path, type_.storage_type)
+    return [path]

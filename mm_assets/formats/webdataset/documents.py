@@ -1,0 +1,411 @@
+"""Decoder of raw samples: MINT-1T members, MINT-1T PDF, image-text pairs, and tars like them.
+
+Image-text pairs in a tar: an image and its caption under one key, as img2dataset writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mm_assets.formats.images.headers import CONTENT_TYPES
+from mm_assets.formats.reports import IMAGE, TEXT
+from mm_assets.formats.tar.scan import Member, TarIndex
+from mm_assets.formats.webdataset.layout import (
+    MAX_POSITION,
+    METADATA_TYPE,
+    SAMPLE_ID,
+    SOURCE,
+    TEXT_TYPE,
+    RawLayout,
+    SampleError,
+    extension,
+    is_native_layout,
+    naming_sample,
+    sample_stem,
+)
+from mm_assets.formats.webdataset.rows import (
+    Resolved,
+    ResolvedContent,
+    Row,
+    Sample,
+    frame_member,
+    resolve_raw,
+)
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.notices import (
+    BAD_LAYOUT,
+    BAD_SAMPLE_ID,
+    DANGLING_REFERENCE,
+    MISSING_MEMBER,
+    Fault,
+    oversized_member,
+    warn_user,
+)
+from mm_assets.model.schema import METADATA_POSITION, RESERVED_COLUMNS
+
+CAPTION = "caption"  # json field with the text, if there is no text member
+TEXT_EXTENSION = "txt"
+
+
+@dataclass(frozen=True)
+class ImageTextPairs:
+    """The members of a tar of pairs by key: a member's path without its last suffix.
+
+    ``read_text`` reads a text member; it raises `SampleError`.
+    """
+
+    index: TarIndex
+    images: Mapping[str, Sequence[Member]]
+    texts: Mapping[str, Sequence[Member]]
+    read_text: Callable[[Member], str]
+
+    def documents(self, jsons: Sequence[Member]) -> list[Member]:
+        """Return one member per pair, in archive order: its json, or its text if it has none."""
+        keys = {sample_stem(member.name) for member in jsons}
+        texts_without_json = [texts[0] for key, texts in self.texts.items() if key not in keys]
+        return sorted([*jsons, *texts_without_json], key=lambda member: member.header_offset)
+
+    def text_member(self, key: str) -> Member | None:
+        """Return the text of a key, None if there is none.
+
+        Raises:
+            SampleError: There are several.
+        """
+        found = self.texts.get(key, ())
+        if len(found) > 1:
+            raise SampleError(
+                DANGLING_REFERENCE,
+                f"{self.index.name}: ambiguous: key {key!r} has {len(found)} texts: {_names(found)}",
+            )
+        return found[0] if found else None
+
+    def image(self, key: str, named: object) -> Resolved:
+        """Return the one image of a key, or the member that its json has ``named``; else the fault."""
+        found = self.images.get(key, ())
+        if named is None and not found:
+            return Fault(MISSING_MEMBER, f"missing member: no image of key {key!r}")
+        if named is None and len(found) > 1:
+            words = f"ambiguous: key {key!r} has {len(found)} images: {_names(found)}"
+            return Fault(DANGLING_REFERENCE, words)
+        member = self.index.find(found[0].name) if named is None else frame_member(key, self.index, named)
+        assert member is not None
+        return ResolvedContent(member) if isinstance(member, Member) else member
+
+
+def find_pairs(
+    index: TarIndex,
+    layout: RawLayout,
+    parse: Callable[[Member], dict[str, Any]],
+    read_text: Callable[[Member], str],
+) -> ImageTextPairs | Member | None:
+    """Return the pairs of a tar; None for a tar of documents.
+
+    If some key has an image and a caption, and yet it is a tar of documents, return the json that makes it
+    one.
+
+    A tar has pairs if any key has an image and a caption, and no json of the tar is a document: in the native
+    layout, or with the field of the texts or of the images. A json for which ``parse`` raises `SampleError`
+    is ignored, and so is its key.
+    """
+    jsons: list[Member] = []
+    images: dict[str, list[Member]] = {}
+    texts: dict[str, list[Member]] = {}
+    for member in index.members:
+        if layout.is_json(member.name):
+            jsons.append(member)
+        elif layout.is_image(member.name):
+            images.setdefault(sample_stem(member.name), []).append(member)
+        elif extension(member.name) == TEXT_EXTENSION:
+            texts.setdefault(sample_stem(member.name), []).append(member)
+    if images.keys().isdisjoint({*texts, *(sample_stem(member.name) for member in jsons)}):
+        return None
+    captioned = images.keys() & texts.keys()
+    for member in jsons:
+        key = sample_stem(member.name)
+        try:
+            payload = parse(member)
+        except SampleError:
+            captioned.discard(key)
+            continue
+        if _is_document(payload, layout):
+            return member if captioned else None
+        if key in images and isinstance(payload.get(CAPTION), str):
+            captioned.add(key)
+    return ImageTextPairs(index, images, texts, read_text) if captioned else None
+
+
+def _is_document(payload: dict[str, Any], layout: RawLayout) -> bool:
+    """Return True if a json lists the items of its sample."""
+    return layout.texts_field in payload or layout.images_field in payload or is_native_layout(payload)
+
+
+def _names(members: Sequence[Member]) -> str:
+    return ", ".join(member.name for member in members)
+
+
+_KINDS: dict[type, str] = {str: "a string", dict: "an object", bool: "a boolean"}  # others are numbers
+_READ = {TEXT: "a list of strings", IMAGE: "a list of the names of images"}
+_MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["tiff"]}
+
+
+class Mint1tDecoder:
+    """Decoder of the raw samples of one tar.
+
+    ``path`` is the tar's path in ``source_ref``, ``images_path`` that of the tar with the images, if it is
+    another; ``pairs`` has the pairs of a tar of image-text pairs. ``spread`` collects the per-item fields
+    that any sample had, ``unread`` by modality a line on the first field of texts, or images, that is no
+    list. ``referenced`` collects the names of members that are images of any sample, or texts of pairs.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        index: TarIndex,
+        layout: RawLayout,
+        max_member_bytes: int,
+        pairs: ImageTextPairs | None = None,
+        images_path: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.path = path
+        self.name = index.name if name is None else name  # of the file with the documents, in messages
+        self.images_path = path if images_path is None else images_path
+        self.index = index
+        self.layout = layout
+        self.pairs = pairs
+        self.max_member_bytes = max_member_bytes  # a larger image is not read
+        self.spread: set[str] = set()
+        self.unread: dict[str, str] = {}
+        self.referenced: set[str] = set()
+
+    def decode(self, payload: dict[str, Any], member: Member, key: str | None = None) -> Sample:
+        """Return the sample of one json. A pair without a json has an empty payload.
+
+        ``key`` is the sample's; by default the member's name tells it.
+
+        Raises:
+            SampleError: There is no usable sample id, a per-item field is no list, or the text of a pair
+                cannot be read.
+        """
+        key = sample_stem(member.name) if key is None else key
+        fields = dict(payload)
+        residue: dict[str, Any] = {}
+        sample_id = self._sample_id(fields, key, member, residue)
+        with naming_sample(sample_id):
+            return Sample(sample_id, self._rows(payload, fields, key, member, residue))
+
+    def _rows(
+        self,
+        payload: dict[str, Any],
+        fields: dict[str, Any],
+        key: str,
+        member: Member,
+        residue: dict[str, Any],
+    ) -> list[Row]:
+        layout = self.layout
+        place = f"{self.name}: {member.name}"
+        json_ref = member_ref(self.path, member)
+        if self.pairs is None:
+            texts = self._list(fields, layout.texts_field, TEXT, member, residue)
+            images = self._list(fields, layout.images_field, IMAGE, member, residue)
+            resolved = resolve_raw(images, key, layout, self.index, self._named_member(fields, residue))
+            rows = self.text_rows(texts, json_ref) + self.image_rows(images, resolved)
+        else:
+            texts, text_ref = self._caption(self.pairs, fields, key, json_ref)
+            named = self._named_member(fields, residue)
+            image = self.pairs.image(key, named)
+            images = [None, image.member.name if isinstance(image, ResolvedContent) else str(named or key)]
+            rows = self.text_rows(texts, text_ref) + self.image_rows(images, [None, image])
+        text_rows, image_rows = ([row for row in rows if row.modality == kind] for kind in ("text", "image"))
+        self._spread(fields, layout.per_text_fields, texts, text_rows, place, residue)
+        self._spread(fields, layout.per_image_fields, images, image_rows, place, residue)
+        metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
+        metadata.extras = self._passthrough(fields, residue)
+        if self.pairs is None:
+            self._keep_lengths(payload, rows, residue)
+        if residue:
+            metadata.extras[SOURCE] = residue
+        rows.sort(key=lambda row: (row.position, row.modality == "image"))
+        return [metadata, *rows]
+
+    def _named_member(self, fields: dict[str, Any], residue: dict[str, Any]) -> object:
+        name = self.layout.image_member_field
+        if name not in fields:
+            return None
+        residue.setdefault("fields", {})[name] = fields[name]
+        return fields.pop(name)
+
+    def _caption(
+        self, pairs: ImageTextPairs, fields: dict[str, Any], key: str, json_ref: str
+    ) -> tuple[list[str], str]:
+        """Return the text of a pair, if it has one, and its locator.
+
+        If there is a text member, a json field called caption is an ordinary field.
+        """
+        self.referenced.update(member.name for member in pairs.texts.get(key, ()))
+        member = pairs.text_member(key)
+        if member is not None:
+            return [pairs.read_text(member)], member_ref(self.path, member)
+        return ([fields.pop(CAPTION)] if isinstance(fields.get(CAPTION), str) else []), json_ref
+
+    def _sample_id(self, fields: dict[str, Any], key: str, member: Member, residue: dict[str, Any]) -> str:
+        name = self.layout.sample_id_field
+        if name is None:
+            stated = fields.get(SAMPLE_ID)
+            if isinstance(stated, str):
+                del fields[SAMPLE_ID]
+                return stated
+            return key
+        if fields.get(name) is None:
+            raise SampleError(
+                BAD_SAMPLE_ID,
+                f"{self.name}: {member.name}: field {name!r} (sample_id_field) is missing",
+            )
+        value = fields.pop(name)
+        if isinstance(value, str):
+            return value
+        residue.setdefault("fields", {})[name] = value
+        return json.dumps(value, ensure_ascii=False)
+
+    def _list(
+        self, fields: dict[str, Any], name: str, modality: str, member: Member, residue: dict[str, Any]
+    ) -> list[Any]:
+        if name not in fields:
+            return []
+        value = fields.pop(name)
+        if isinstance(value, list):
+            return checked_length(value, name, f"{self.name}: {member.name}")
+        residue.setdefault("fields", {})[name] = value  # not a list: kept unchanged, without items
+        if value is not None and modality not in self.unread:
+            kind = _KINDS.get(type(value), "a number")
+            self.unread[modality] = (
+                f"field {name!r} is {kind} in {member.name}: {_READ[modality]} is read from it"
+            )
+        return []
+
+    def text_rows(self, texts: list[Any], json_ref: str) -> list[Row]:
+        """Return one row per non-null text.
+
+        A text that is no string is written as JSON, and its value kept in ``_source``.
+        """
+        rows = []
+        for position, text in enumerate(texts):
+            if text is None:
+                continue
+            row = Row(
+                position, "text", TEXT_TYPE, text if isinstance(text, str) else None, source_ref=json_ref
+            )
+            if row.text is None:
+                row.text = json.dumps(text, ensure_ascii=False)
+                row.extras[SOURCE] = {"value": text}
+            rows.append(row)
+        return rows
+
+    def image_rows(self, references: list[Any], resolved: list[Resolved | None]) -> list[Row]:
+        """Return one row per non-null reference; one that does not resolve is an error row without bytes."""
+        rows = []
+        for position, (token, found) in enumerate(zip(references, resolved, strict=True)):
+            if found is None:
+                continue
+            row = Row(position, "image")
+            if isinstance(found, ResolvedContent):
+                size, limit = found.member.size, self.max_member_bytes
+                if size > limit:
+                    row.error = oversized_member(found.member.name, size, limit)
+                else:
+                    row.content = found
+                self.referenced.add(found.member.name)
+                row.content_type = _MIME.get(extension(found.member.name))
+                row.source_ref = member_ref(self.images_path, found.member, found.frame)
+                is_implied = found.frame is None and found.member.name == token
+            else:
+                row.error = found
+                row.content_type = _MIME.get(extension(str(token)))
+                row.source_ref = build_source_ref(self.images_path, token if isinstance(token, str) else None)
+                is_implied = isinstance(token, str)
+            if not is_implied:
+                row.extras[SOURCE] = {"token": token}
+            rows.append(row)
+        return rows
+
+    def _spread(
+        self,
+        fields: dict[str, Any],
+        names: tuple[str, ...],
+        items: list[Any],
+        rows: list[Row],
+        place: str,
+        residue: dict[str, Any],
+    ) -> None:
+        """Put lists with one value per item on the item rows.
+
+        What rows cannot express of a list goes to ``residue``.
+        """
+        for name in names:
+            values = fields.get(name)
+            if values is None:  # missing or null: the metadata row distinguishes these
+                continue
+            self.spread.add(name)
+            if not isinstance(values, list):
+                raise SampleError(BAD_LAYOUT, f"{place}: per-item field {name!r} is no list")
+            if len(values) == len(rows):
+                aligned = values
+            elif len(values) == len(items) and all(
+                v is None for v, item in zip(values, items, strict=True) if item is None
+            ):
+                aligned = [v for v, item in zip(values, items, strict=True) if item is not None]
+            else:
+                warn_user(
+                    f"{place}: {name!r} has {len(values)} values for {len(rows)} items; "
+                    "kept whole on the metadata row"
+                )
+                continue
+            del fields[name]
+            for row, value in zip(rows, aligned, strict=True):
+                row.extras[name] = value
+            if len(values) != len(rows) or all(value is None for value in values):
+                residue.setdefault("per_item", {})[name] = len(values)
+
+    def _passthrough(self, fields: dict[str, Any], residue: dict[str, Any]) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        for name, value in fields.items():
+            if name in RESERVED_COLUMNS or name == SOURCE:
+                residue.setdefault("fields", {})[name] = value
+                continue
+            extras[name] = value
+            if value is None:
+                residue.setdefault("nulls", []).append(name)
+        return extras
+
+    def _keep_lengths(self, payload: dict[str, Any], rows: list[Row], residue: dict[str, Any]) -> None:
+        implied = max((row.position + 1 for row in rows), default=0)
+        lengths: dict[str, int | None] = {}
+        for name in (self.layout.texts_field, self.layout.images_field):
+            value = payload.get(name)
+            if isinstance(value, list) and len(value) != implied:
+                lengths[name] = len(value)
+            elif name not in payload:
+                lengths[name] = None
+        if lengths:
+            residue["lengths"] = lengths
+
+
+def checked_length(items: list[Any], name: str, place: str) -> list[Any]:
+    """Return a list of texts or images unchanged.
+
+    Raises:
+        SampleError: No tar of ours could hold such a long list.
+    """
+    if len(items) > MAX_POSITION:
+        raise SampleError(
+            BAD_LAYOUT, f"{place}: field {name!r} has {len(items)} entries, at most {MAX_POSITION}"
+        )
+    return items
+
+
+def member_ref(path: str, member: Member, frame: int | None = None) -> str:
+    """Return the locator of a member's payload."""
+    return build_source_ref(path, member.name, member.offset, member.size, frame)

@@ -1,0 +1,1 @@
+"""The Dagster side: assets, checks, IO managers, resources, and what is asked of Dagster itself."""

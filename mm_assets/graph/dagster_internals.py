@@ -1,0 +1,470 @@
+"""Access of runs to Dagster 1.13.27 beyond its documented interface; only `instance_queries` uses any, too.
+
+Every function here has a canary in `mm_assets_tests/io_managers/test_events.py`. Run them first after an
+upgrade of Dagster. They tell which of these no longer holds:
+
+* `MARK` in an output's metadata keeps Dagster from logging its own event for each partition of the run;
+* the tags of `provenance` on a logged materialization are the ones that staleness is computed from;
+* `instance.get_latest_storage_id_by_partition` finds the latest events of a whole chunk in one query, and
+  `SqlEventLogStorage._latest_event_ids_by_partition_subquery` is the query;
+* a planned materialization without a later real one in the event log is a failed (or unfinished) attempt;
+* an evaluation counts for a partition only while it names the partition's latest materialization (`target`);
+  of several rows of a check the one inserted last counts, and a planned row that is never filled in reads
+  "Failed" once its run has failed (`withdraw_planned`);
+* the asset layer of the running job names the checks that are part of this run.
+
+Code versions that have been seen of each asset, and since when; kept in the instance's key-value store.
+
+What was planned after a version was first seen, was made by it. So nobody has to read thousands of events to
+know that they all name the present version. `instance.run_storage` is Dagster's own place for such values.
+
+The one partition dimension of the graph: the raw shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC
+from typing import Any, NamedTuple, TypeVar
+
+import dagster as dg
+import sqlalchemy as db
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
+from dagster._core.definitions.data_version import (
+    CODE_VERSION_TAG,
+    DATA_VERSION_IS_USER_PROVIDED_TAG,
+    DATA_VERSION_TAG,
+    NULL_DATA_VERSION,
+    NULL_EVENT_POINTER,
+    get_input_data_version_tag,
+    get_input_event_pointer_tag,
+)
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    PARTITION_NAME_TAG,
+)
+
+from mm_assets.graph.messages import Shard
+
+T = TypeVar("T")
+
+# In the metadata of an `Output`: "the events of this output have been logged already". Dagster uses it for
+# observable source assets. Without it each shard would get a second, empty event, which comes last and wins.
+MARK: str = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+
+# Metadata entry of each event: the shard's URI. Dagster shows it as the asset's.
+URI = "dagster/uri"
+REASON = "error"  # why a shard did not land, as text
+
+# Storage ids or keys per query: SQLite refuses statements with too many variables.
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The latest event of one partition.
+
+    Args:
+        pointer: its storage id.
+        version: the data version.
+        timestamp: seconds since 1970.
+        metadata: plain values by name.
+    """
+
+    pointer: int
+    version: str
+    run_id: str
+    timestamp: float
+    metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def uri(self) -> str:
+        return str(self.metadata.get(URI, ""))
+
+
+def observed_version(version: str) -> dict[str, str]:
+    """Return the tags of an `AssetObservation` that give the partition this data version."""
+    return {DATA_VERSION_TAG: version}
+
+
+def provenance(version: str, code_version: str, parents: Mapping[str, Shard]) -> dict[str, str]:
+    """Return the tags of a materialization: its data version, and version and event of each parent.
+
+    Staleness of a partition compares the parent's version *at the pointer* with its latest one, so a parent
+    without pointer never makes it stale. Without the code version Dagster sees no provenance at all and
+    compares times.
+    """
+    tags = {
+        DATA_VERSION_TAG: version,
+        DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
+        CODE_VERSION_TAG: code_version,
+    }
+    for asset, shard in parents.items():
+        key = dg.AssetKey.from_user_string(asset)
+        tags[get_input_data_version_tag(key)] = shard.version or NULL_DATA_VERSION.value
+        tags[get_input_event_pointer_tag(key)] = (
+            NULL_EVENT_POINTER if shard.pointer is None else str(shard.pointer)
+        )
+    return tags
+
+
+def latest_materializations(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
+) -> dict[str, Latest]:
+    """Return the latest materialization of each of these partitions that has one."""
+    return _latest_events(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, keys)
+
+
+def latest_observations(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
+) -> dict[str, Latest]:
+    """Return the latest observation of each of these partitions that has one."""
+    return _latest_events(instance, asset, dg.DagsterEventType.ASSET_OBSERVATION, keys)
+
+
+def target(latest: Latest | None) -> AssetCheckEvaluationTargetMaterializationData | None:
+    """Return the reference of an evaluation to the materialization that it is about.
+
+    Without it the UI shows the evaluation as outdated.
+    """
+    if latest is None:
+        return None
+    return AssetCheckEvaluationTargetMaterializationData(
+        storage_id=latest.pointer, run_id=latest.run_id, timestamp=latest.timestamp
+    )
+
+
+def targets(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
+) -> dict[str, AssetCheckEvaluationTargetMaterializationData]:
+    """Return, for each of these partitions that has one, the reference to its latest materialization."""
+    found: dict[str, AssetCheckEvaluationTargetMaterializationData] = {}
+    log, row = instance.event_log_storage, SqlEventLogStorageTable.c
+    assert isinstance(log, SqlEventLogStorage), "an event log in a database"
+    kinds = [dg.DagsterEventType.ASSET_MATERIALIZATION]
+    for batch in _batches(list(keys)):
+        latest = log._latest_event_ids_by_partition_subquery(asset, kinds, asset_partitions=batch)
+        query = db.select(row.id, row.partition, row.run_id, row.timestamp).where(
+            row.id.in_(db.select(latest.c.id))
+        )
+        with log.index_connection() as connection:
+            rows = connection.execute(query).fetchall()
+        for storage_id, partition, run_id, at in rows:
+            found[partition] = AssetCheckEvaluationTargetMaterializationData(
+                storage_id=storage_id, run_id=run_id, timestamp=at.replace(tzinfo=UTC).timestamp()
+            )
+    return found
+
+
+def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest | None:
+    """Return the latest materialization of any partition; an evaluation over all partitions must name it."""
+    for found in instance.get_asset_records([asset]):
+        record = found.asset_entry.last_materialization_record
+        if record is not None and (made := record.asset_materialization) is not None:
+            version = (made.tags or {}).get(DATA_VERSION_TAG, "")
+            metadata = {name: value.value for name, value in made.metadata.items()}
+            return Latest(record.storage_id, version, record.run_id, record.timestamp, metadata)
+    return None
+
+
+def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> None:
+    """Withdraw the planned evaluations of these checks that a run never made.
+
+    What was not checked has not failed: partitions keep their earlier outcome. Only event logs in a database
+    store planned checks apart from their events.
+    """
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        return
+    by_asset: dict[str, list[str]] = {}
+    for check in checks:
+        by_asset.setdefault(check.asset_key.to_string(), []).append(check.name)
+    table = AssetCheckExecutionsTable.c
+    with storage.index_connection() as connection:
+        for asset, names in by_asset.items():
+            connection.execute(
+                AssetCheckExecutionsTable.delete().where(
+                    db.and_(
+                        table.asset_key == asset,
+                        table.check_name.in_(names),
+                        table.run_id == run_id,
+                        table.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
+                    )
+                )
+            )
+
+
+def failing_shards(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int
+) -> dict[str, dg.AssetCheckEvaluation]:
+    """Return the partitions whose latest valid evaluation of a check failed.
+
+    Args:
+        limit: number of failures to look at, the latest first.
+    """
+    status = {AssetCheckExecutionRecordStatus.FAILED}
+    found: dict[str, dg.AssetCheckEvaluation] = {}
+    for record in instance.event_log_storage.get_asset_check_execution_history(
+        check, limit=limit, status=status
+    ):
+        if record.partition is not None and record.evaluation is not None:
+            found.setdefault(record.partition, record.evaluation)
+    failing: set[str | None] = set()
+    for keys in _batches(list(found)):
+        infos = instance.event_log_storage.get_asset_check_partition_info([check], partition_keys=keys)
+        failing |= {
+            info.partition_key for info in infos if info.is_current and info.latest_execution_status in status
+        }
+    return {key: evaluation for key, evaluation in found.items() if key in failing}
+
+
+def failed_attempts(
+    instance: dg.DagsterInstance,
+    asset: dg.AssetKey,
+    keys: Iterable[str],
+    run_ids: Iterable[str] | None = None,
+) -> list[str]:
+    """Return those of `keys` whose latest attempt has no materialization, sorted.
+
+    Called within a run, after the asset's step. A shard that another run has planned since belongs to that
+    run.
+
+    Args:
+        run_ids: count attempts of these runs only; None: of any run that has ended.
+    """
+    keys = list(keys)
+    planned = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, keys)
+    landed = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, keys)
+    open_ = {key for key, storage_id in planned.items() if storage_id > landed.get(key, -1)}
+    if not open_:
+        return []
+    # This query scans all partitions of the asset: it runs only when something failed, and from there on.
+    start = min(planned[key] for key in open_) - 1
+    log = instance.event_log_storage
+    attempts = log.get_latest_asset_partition_materialization_attempts_without_materializations(
+        asset, after_storage_id=start
+    )
+    run_of_key = {key: attempts[key][0] for key in open_ if key in attempts}
+    runs = (
+        set(run_ids)
+        if run_ids is not None
+        else {r for r in set(run_of_key.values()) if _has_ended(instance, r)}
+    )
+    return sorted(key for key, run in run_of_key.items() if run in runs)
+
+
+def family(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
+    """Return the run and the runs it re-executes.
+
+    A re-execution "from failure" may consist of nothing but the failed check.
+    """
+    group = instance.get_run_group(run.run_id)
+    return list(group[1]) if group else [run]
+
+
+def keys_of_run(
+    run: dg.DagsterRun, partitions_def: dg.PartitionsDefinition, instance: dg.DagsterInstance
+) -> list[str]:
+    """Return the partition keys a run was launched for, from its tags; empty for a run without.
+
+    Ranges follow the order in which dynamic partitions were added, not the alphabet, and include whatever was
+    added in between. A range whose end was added before its start is empty, without an error.
+    """
+    single = run.tags.get(PARTITION_NAME_TAG)
+    first, last = (
+        run.tags.get(ASSET_PARTITION_RANGE_START_TAG, single),
+        run.tags.get(ASSET_PARTITION_RANGE_END_TAG, single),
+    )
+    if first is None or last is None:
+        return []
+    with dg.partition_loading_context(dynamic_partitions_store=instance):
+        return sorted(partitions_def.get_partition_keys_in_range(dg.PartitionKeyRange(first, last)))
+
+
+def run_of(context: dg.InputContext) -> dg.DagsterRun | None:
+    """Return the run that loads an input; None outside of runs (`load_asset_value`, tests)."""
+    try:
+        return context.step_context.dagster_run
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def asset_step() -> dg.AssetExecutionContext | None:
+    """Return the asset step that is being executed; None outside of one (also within the step of a check)."""
+    try:
+        return dg.AssetExecutionContext.get()
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def runs_check(run: dg.AssetExecutionContext, check: dg.AssetCheckKey) -> bool:
+    """Return whether this run executes that check."""
+    return any(check in data.assets_def.check_keys for data in run.job_def.asset_layer.data)
+
+
+def makes_asset(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> bool:
+    """Return whether this run also materializes the asset that a check is about."""
+    return any(
+        asset in data.assets_def.keys
+        for data in context.job_def.asset_layer.data
+        if data.assets_def.is_executable
+    )
+
+
+def _has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is None or run.is_finished
+
+
+def _storage_ids(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for batch in _batches(list(keys)):
+        found.update(instance.get_latest_storage_id_by_partition(asset, kind, set(batch)))
+    return found
+
+
+def _latest_events(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
+) -> dict[str, Latest]:
+    """Return the latest event of this kind of each partition.
+
+    Their rows are read as JSON: to make objects of everything in them would cost ten times as much.
+    """
+    found: dict[str, Latest] = {}
+    log, row = instance.event_log_storage, SqlEventLogStorageTable.c
+    assert isinstance(log, SqlEventLogStorage), "an event log in a database"
+    for ids in _batches(list(_storage_ids(instance, asset, kind, keys).values())):
+        query = db.select(row.id, row.partition, row.run_id, row.event).where(row.id.in_(ids))
+        with log.index_connection() as connection:
+            rows = connection.execute(query).fetchall()
+        for storage_id, partition, run_id, text in rows:
+            entry = json.loads(text)
+            (event,) = (
+                value
+                for name, value in entry["dagster_event"]["event_specific_data"].items()
+                if name in ("materialization", "asset_observation")
+            )
+            metadata = {each["label"]: _plain(each["entry_data"]) for each in event["metadata_entries"]}
+            version = (event["tags"] or {}).get(DATA_VERSION_TAG, "")
+            found[partition] = Latest(storage_id, version, run_id, entry["timestamp"], metadata)
+    return found
+
+
+def _plain(packed: Mapping[str, Any]) -> Any:
+    """Return the value of a metadata entry as its row has it."""
+    return next((value for name, value in packed.items() if name != "__class__"), None)
+
+
+def _batches(items: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]
+
+
+_KEY = "mm_assets/code_version/"
+
+# Tag of an asset: a setting that refuses shards, but changes no byte of those that land.
+LIMIT_TAG = "mm_assets/max_loss"
+# Metadata of an asset: the inputs that it reads nothing of with the present settings (`Plan.unread`).
+UNREAD = "mm_assets/unread"
+
+
+class SeenCodeVersion(NamedTuple):
+    """A code version of an asset.
+
+    ``since`` is the latest storage id of an event when it was first seen. ``is_confirmed``: what was made
+    before names it, too. ``is_change``: the asset had another version before.
+    """
+
+    version: str | None
+    since: int
+    is_confirmed: bool = False
+    is_change: bool = False
+
+
+class SeenCodeVersions:
+    """The code version of each asset that was last seen, by a run or by one who looks for stale shards."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._instance = instance
+
+    def see(self, asset: dg.AssetKey, version: str | None) -> SeenCodeVersion:
+        """Return since when an asset has this version; note it now if the last one was another.
+
+        A run with other settings, by the launchpad or in another process, notes its own: then all partitions
+        are looked at again.
+        """
+        known = self._read(asset)
+        if known is None or known.version != version:
+            now = self._instance.event_log_storage.get_maximum_record_id() or 0
+            known = SeenCodeVersion(version, now, is_change=known is not None)
+            self._write(asset, known)
+        return known
+
+    def see_limit(self, asset: dg.AssetKey, limit: str) -> SeenCodeVersion:
+        """Return since when shards of an asset are refused by this limit; as `see`."""
+        return self.see(dg.AssetKey([*asset.path, LIMIT_TAG]), limit)
+
+    def confirm(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
+        """Note that every partition of the asset names this version."""
+        if self._read(asset) == seen:  # else a run has made some by another one in the meantime
+            self._write(asset, seen._replace(is_confirmed=True))
+
+    def _read(self, asset: dg.AssetKey) -> SeenCodeVersion | None:
+        key = _KEY + asset.to_user_string()
+        text = self._instance.run_storage.get_cursor_values({key}).get(key)
+        return SeenCodeVersion(*json.loads(text)) if text else None
+
+    def _write(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
+        self._instance.run_storage.set_cursor_values({_KEY + asset.to_user_string(): json.dumps(seen)})
+
+
+# Partition keys are relative paths of raw shards; the sensor adds them. Ranges follow the order of addition,
+# not the alphabet.
+SHARDS = dg.DynamicPartitionsDefinition(name="shards")
+
+# Shards per run of a backfill. A run costs about 10 s to launch, so one per shard is slow; each partitioned
+# check stores the run's whole key set per shard, so 1,000 is heavy on the database (24 MB a check and run).
+CHUNK_SHARDS = 100
+
+# Pool of the steps that commit to the Lance table. Of two commits at once one is done again; where
+# `dagster.yaml` limits pools, the other step waits instead.
+LANCE_POOL = "lance_table"
+
+
+def chunks(keys: Iterable[str], order: Sequence[str], size: int = CHUNK_SHARDS) -> list[list[str]]:
+    """Return partitions in chunks for one run each: neighbours, as a run takes a range of partitions.
+
+    Args:
+        keys: some of ``order``.
+        order: all partitions, as they were added.
+        size: largest number of partitions in a chunk.
+    """
+    positions = {key: position for position, key in enumerate(order)}
+    found: list[list[str]] = []
+    last = -2
+    for position in sorted(positions[key] for key in set(keys)):
+        if position != last + 1 or len(found[-1]) == size:
+            found.append([])
+        found[-1].append(order[position])
+        last = position
+    return found
+
+
+def delete_partitions(instance: dg.DagsterInstance, keys: Iterable[str]) -> list[str]:
+    """Delete partitions from an instance, and return those that it had; their events stay in its log."""
+    known = set(instance.get_dynamic_partitions(str(SHARDS.name)))
+    deleted = [key for key in keys if key in known]
+    for key in deleted:
+        instance.delete_dynamic_partition(str(SHARDS.name), key)
+    return deleted

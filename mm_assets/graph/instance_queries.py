@@ -1,0 +1,438 @@
+"""Queries of a whole Dagster instance, beyond the documented interface of Dagster 1.13.27.
+
+Alerts ask them every half minute, so the database counts and picks: none reads an event for each shard. What
+runs need is in `mm_assets.graph.dagster_internals`. The canaries in
+`mm_assets_tests/io_managers/test_instance_queries.py` tell after an upgrade which of these no longer holds:
+
+* the table of check executions has one row for each run, check and partition, with the outcome and the
+  serialized evaluation, whose severity is found in its text;
+* deleted dynamic partitions leave their table, which lies in the same database;
+* an attempt without a materialization after it is named with its run;
+* backfills keep their target partitions, ticks their outcome.
+
+Runs whose process has died: Dagster takes them to be going on for ever.
+
+They would block the run queue, and their shards would count as in progress.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dagster as dg
+import sqlalchemy as db
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
+from dagster._core.errors import DagsterDefinitionChangedDeserializationError
+from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus, PartitionBackfill
+from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.event_log.schema import (
+    AssetCheckExecutionsTable,
+    DynamicPartitionsTable,
+    SqlEventLogStorageTable,
+)
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._serdes import deserialize_value
+
+from mm_assets.graph.dagster_internals import REASON
+from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, temporary_name, was_running
+
+# Run ids per query: SQLite refuses statements with too many variables.
+_BATCH = 500
+
+_Checks = AssetCheckExecutionsTable.c
+_FAILED = _Checks.execution_status == AssetCheckExecutionRecordStatus.FAILED.value
+_EVALUATED = (AssetCheckExecutionRecordStatus.SUCCEEDED.value, AssetCheckExecutionRecordStatus.FAILED.value)
+_IS_ERROR = _Checks.evaluation_event.like('%"AssetCheckSeverity.ERROR"%')
+_Events = SqlEventLogStorageTable.c
+
+# Statuses of runs that work, and of all that have been launched and have not ended.
+WORKING = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+UNFINISHED = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *WORKING)
+
+
+def open_attempts(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, str]:
+    """Return the partitions whose latest attempt has no materialization, with the run of the attempt.
+
+    Whether that run has ended is not asked. The cost is that of all partitions of the asset.
+    """
+    log = instance.event_log_storage
+    found = log.get_latest_asset_partition_materialization_attempts_without_materializations(asset)
+    return {key: run_id for key, (run_id, _) in found.items()}
+
+
+def unfinished_runs(
+    instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None, limit: int | None = None
+) -> Sequence[dg.DagsterRun]:
+    """Return the latest runs, all or those with these tags, that have been launched and have not ended."""
+    return instance.get_runs(dg.RunsFilter(statuses=UNFINISHED, tags=tags), limit=limit)
+
+
+def backfills(
+    instance: dg.DagsterInstance, statuses: Iterable[str], limit: int
+) -> Sequence[PartitionBackfill]:
+    """Return the latest backfills with one of these statuses, the latest first."""
+    wanted = BulkActionsFilter(statuses=[BulkActionStatus[status] for status in statuses])
+    return instance.get_backfills(filters=wanted, limit=limit)
+
+
+def backfill_size(
+    instance: dg.DagsterInstance, backfill_id: str, graph: AssetGraph, asset: dg.AssetKey
+) -> int:
+    """Return how many partitions of an asset a backfill is to make; 0 if that is not known."""
+    backfill = instance.get_backfill(backfill_id)
+    if backfill is None or not backfill.is_asset_backfill:
+        return len(backfill.partition_names or ()) if backfill else 0
+    try:
+        targets = backfill.get_asset_backfill_data(graph).target_subset.partitions_subsets_by_asset_key
+    except DagsterDefinitionChangedDeserializationError:  # its partitions are no longer what they were
+        return 0
+    return len(targets[asset]) if asset in targets else 0
+
+
+def finished_ticks(
+    instance: dg.DagsterInstance, origin_id: str, selector_id: str, limit: int
+) -> Sequence[InstigatorTick]:
+    """Return the latest ticks of a sensor or schedule that have ended, the latest first."""
+    ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
+    return instance.get_ticks(origin_id, selector_id, limit=limit, statuses=ended)
+
+
+@dataclass(frozen=True)
+class FailingRun:
+    """Evaluations of one check that a run made, that failed, and that none has replaced since.
+
+    Args:
+        shards: number of partitions.
+        errors: how many of them failed with severity ERROR.
+        over_all: the evaluation of no partition failed.
+    """
+
+    run_id: str
+    shards: int
+    errors: int
+    over_all: bool
+
+
+class FailingPartition(NamedTuple):
+    """A partition that fails a check: the run that evaluated it last, and whether the severity is ERROR."""
+
+    run_id: str
+    is_error: bool
+
+
+def has_failures(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_ids: Iterable[str]) -> bool:
+    """Return whether an evaluation of the check in one of these runs has failed."""
+    for batch in _batches(list(run_ids)):
+        if _select_checks(instance, [_Checks.id], check, _Checks.run_id.in_(batch), _FAILED, limit=1):
+            return True
+    return False
+
+
+def failing_by_run(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, partitions: str | None = None
+) -> list[FailingRun]:
+    """Return how many partitions fail a check now, by the run that evaluated them last.
+
+    The database counts: no evaluation is read into memory.
+
+    Args:
+        partitions: name of dynamic partitions; one that has been deleted from them counts no more.
+    """
+    columns = [
+        _Checks.run_id,
+        db.func.count(_Checks.partition),
+        db.func.sum(db.case((db.and_(_Checks.partition.isnot(None), _IS_ERROR), 1), else_=0)),
+        db.func.count() - db.func.count(_Checks.partition),
+    ]
+    rows = _select_checks(instance, columns, check, *_fails_now(check, partitions), group_by=[_Checks.run_id])
+    return [FailingRun(run, int(shards), int(errors), bool(whole)) for run, shards, errors, whole in rows]
+
+
+def failing_partitions(
+    instance: dg.DagsterInstance,
+    check: dg.AssetCheckKey,
+    run_ids: Iterable[str],
+    partitions: str | None = None,
+) -> dict[str, FailingPartition]:
+    """Return the partitions that fail a check now by an evaluation of these runs."""
+    found: dict[str, FailingPartition] = {}
+    columns = [_Checks.partition, _Checks.run_id, db.case((_IS_ERROR, 1), else_=0)]
+    for batch in _batches(sorted(run_ids)):
+        conditions = (_Checks.run_id.in_(batch), _Checks.partition.isnot(None))
+        for key, run, is_error in _select_checks(
+            instance, columns, check, *conditions, *_fails_now(check, partitions)
+        ):
+            found[key] = FailingPartition(run, bool(is_error))
+    return found
+
+
+def failed_before(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, keys: Iterable[str], run_ids: Sequence[str]
+) -> dict[str, str]:
+    """Return those of these partitions whose last evaluation by any run but these failed, with that run."""
+    found: dict[str, str] = {}
+    for batch in _batches(sorted(keys)):
+        others = (_Checks.execution_status.in_(_EVALUATED), _Checks.run_id.notin_(run_ids))
+        latest = _select_checks(
+            instance,
+            [db.func.max(_Checks.id)],
+            check,
+            _Checks.partition.in_(batch),
+            *others,
+            group_by=[_Checks.partition],
+        )
+        ids = [row[0] for row in latest]
+        columns = [_Checks.partition, _Checks.run_id]
+        found.update(_pairs(_select_checks(instance, columns, check, _FAILED, _Checks.id.in_(ids))))
+    return found
+
+
+def evaluation_before(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_ids: Sequence[str]
+) -> tuple[str, dg.AssetCheckEvaluation] | None:
+    """Return the last evaluation of no partition by any run but these, with its run."""
+    conditions = (
+        _Checks.partition.is_(None),
+        _Checks.execution_status.in_(_EVALUATED),
+        _Checks.run_id.notin_(run_ids),
+    )
+    columns = [_Checks.run_id, _Checks.evaluation_event]
+    for run, text in _select_checks(
+        instance, columns, check, *conditions, order_by=_Checks.id.desc(), limit=1
+    ):
+        event = deserialize_value(text, dg.EventLogEntry).dagster_event
+        return (run, event.asset_check_evaluation_data) if event is not None else None
+    return None
+
+
+def attempts_before(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Sequence[str]
+) -> dict[str, str]:
+    """Return the last attempt on each of these partitions by any run but these, by run.
+
+    A partition that was materialized since is not among them.
+    """
+    storage = instance.event_log_storage
+    assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
+    planned, made = (
+        kind.value
+        for kind in (
+            dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
+            dg.DagsterEventType.ASSET_MATERIALIZATION,
+        )
+    )
+    found: dict[str, str] = {}
+    with storage.index_connection() as connection:
+        for batch in _batches(sorted(keys)):
+            of_asset = (_Events.asset_key == asset.to_string(), _Events.partition.in_(batch))
+            latest = db.select(_Events.partition, db.func.max(_Events.id)).group_by(_Events.partition)
+            others = (_Events.dagster_event_type == planned, _Events.run_id.notin_(run_ids))
+            of_kind = _Events.dagster_event_type
+            attempts = _pairs(connection.execute(latest.where(*of_asset, *others)))
+            landed = _pairs(connection.execute(latest.where(*of_asset, of_kind == made)))
+            open_ = [id_ for key, id_ in attempts.items() if id_ > landed.get(key, 0)]
+            runs = db.select(_Events.partition, _Events.run_id).where(_Events.id.in_(open_))
+            found.update(_pairs(connection.execute(runs)))
+    return found
+
+
+def reasons(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, run_by_key: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what the observation of each partition in its run says: why the partition failed.
+
+    It reads an event for each, about 0.3 ms.
+    """
+    storage = instance.event_log_storage
+    assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
+    found: dict[str, str] = {}
+    for batch in _batches(sorted(run_by_key)):
+        query = (
+            db.select(_Events.partition, _Events.run_id, db.func.max(_Events.id))
+            .where(
+                _Events.asset_key == asset.to_string(),
+                _Events.dagster_event_type == dg.DagsterEventType.ASSET_OBSERVATION.value,
+                _Events.partition.in_(batch),
+                _Events.run_id.in_({run_by_key[key] for key in batch}),
+            )
+            .group_by(_Events.partition, _Events.run_id)
+        )
+        with storage.index_connection() as connection:
+            ids = [id_ for key, run, id_ in connection.execute(query) if run_by_key[key] == run]
+        if not ids:
+            continue
+        wanted = dg.AssetRecordsFilter(asset, storage_ids=ids)
+        for record in instance.fetch_observations(wanted, limit=len(ids)).records:
+            event = record.asset_observation
+            if event is not None and event.partition is not None:
+                reason = event.metadata.get(REASON)
+                found[event.partition] = str(reason.value) if reason is not None else ""
+    return found
+
+
+def failing_evaluations(
+    instance: dg.DagsterInstance,
+    check: dg.AssetCheckKey,
+    run_ids: Iterable[str],
+    limit: int,
+    partitions: str | None = None,
+    over_all: bool = False,
+    keys: Collection[str] = (),
+) -> list[dg.AssetCheckEvaluation]:
+    """Return the first failing evaluations of a check that these runs made, by partition.
+
+    Args:
+        over_all: the evaluations of no partition instead.
+        keys: those of these partitions only; empty: of any.
+    """
+    found: list[dg.AssetCheckEvaluation] = []
+    kind = _Checks.partition.is_(None) if over_all else _Checks.partition.isnot(None)
+    if keys:
+        kind = _Checks.partition.in_(keys)
+    for batch in _batches(sorted(run_ids)):
+        conditions = (_Checks.run_id.in_(batch), kind, *_fails_now(check, partitions))
+        for (text,) in _select_checks(
+            instance, [_Checks.evaluation_event], check, *conditions, order_by=_Checks.partition, limit=limit
+        ):
+            event = deserialize_value(text, dg.EventLogEntry).dagster_event
+            if event is not None:
+                found.append(event.asset_check_evaluation_data)
+    return sorted(found, key=lambda evaluation: evaluation.partition or "")[:limit]
+
+
+def _fails_now(check: dg.AssetCheckKey, partitions: str | None) -> list[Any]:
+    """Conditions on a row: it failed, is the latest of its partition that was evaluated, and that exists."""
+    rows = AssetCheckExecutionsTable.alias("of_check").c
+    latest = (
+        db.select(db.func.max(rows.id))
+        .where(
+            rows.asset_key == check.asset_key.to_string(),
+            rows.check_name == check.name,
+            rows.execution_status.in_(_EVALUATED),
+        )
+        .group_by(rows.partition)
+    )
+    conditions: list[Any] = [_FAILED, _Checks.id.in_(latest)]
+    if partitions is not None:
+        dynamic = DynamicPartitionsTable.c
+        existing = db.select(dynamic.partition).where(dynamic.partitions_def_name == partitions)
+        conditions.append(db.or_(_Checks.partition.is_(None), _Checks.partition.in_(existing)))
+    return conditions
+
+
+def _select_checks(
+    instance: dg.DagsterInstance,
+    columns: list[Any],
+    check: dg.AssetCheckKey,
+    *conditions: Any,
+    group_by: Iterable[Any] = (),
+    order_by: Any = None,
+    limit: int | None = None,
+) -> list[Any]:
+    """Return rows of a check's executions; none from an event log that is in no database."""
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        return []
+    query = db.select(*columns).where(
+        _Checks.asset_key == check.asset_key.to_string(), _Checks.check_name == check.name, *conditions
+    )
+    with storage.index_connection() as connection:
+        return list(connection.execute(query.group_by(*group_by).order_by(order_by).limit(limit)))
+
+
+def _pairs(rows: Iterable[Any]) -> dict[str, Any]:
+    return {row[0]: row[1] for row in rows}
+
+
+def _batches(items: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]
+
+
+# Tag of a run: the file beside Dagster's databases that the process of the run keeps locked.
+PROCESS = "mm_assets/process"
+
+_DEAD = "the process of this run has died"
+
+
+@contextmanager
+def process_tag(instance: dg.DagsterInstance) -> Iterator[dict[str, str]]:
+    """Give the tag of the runs that this process executes itself; they are watched within this context."""
+    folder = Path(instance.root_directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / temporary_name("run")
+    descriptor = create_locked(path)
+    try:
+        yield {PROCESS: path.name}
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@contextmanager
+def watched(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[None]:
+    """Have a run watched, within this context, that its launcher does not watch: that of `dagster dev`."""
+    if PROCESS in run.tags and not _has_tag_of_parent(instance, run):
+        yield
+        return
+    with process_tag(instance) as tag:
+        instance.add_run_tags(run.run_id, tag)
+        yield
+
+
+def fail_lost_runs(instance: dg.DagsterInstance, code_location: str | None = None) -> list[str]:
+    """Report runs as failed whose process is dead, and return their ids.
+
+    Args:
+        code_location: name of the one whose server this process is, and so starts its runs for the daemon.
+            Then those are found, too, that died before they were watched, or that need no workers and are not
+            watched at all.
+    """
+    lost = []
+    for run in unfinished_runs(instance):
+        if run.status == dg.DagsterRunStatus.QUEUED:  # it has no process yet
+            continue
+        name = run.tags.get(PROCESS, "")
+        if not is_temporary(name) or _has_tag_of_parent(instance, run):
+            is_ours = code_location is not None and _location_of(run) == code_location
+            if is_ours and _has_lost_process(instance, run):
+                instance.report_run_failed(run, _DEAD)
+                lost.append(run.run_id)
+            continue
+        path = Path(instance.root_directory, Path(name).name)
+        if is_stale(path):
+            instance.report_run_failed(run, _DEAD)
+            lost.append(run.run_id)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+    return lost
+
+
+def _location_of(run: dg.DagsterRun) -> str | None:
+    return None if run.remote_job_origin is None else run.remote_job_origin.location_name
+
+
+def _has_lost_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Return whether the process is gone that this code server has started for a run."""
+    if run.status != dg.DagsterRunStatus.STARTED or GRPC_INFO_TAG not in run.tags:
+        return False
+    for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+        pid = entry.get_dagster_event().engine_event_data.metadata.get("pid")
+        if pid is not None:
+            is_gone = not was_running(int(str(pid.value)), entry.timestamp)
+            stored = instance.get_run_by_id(run.run_id)  # it may have ended since
+            return is_gone and stored is not None and not stored.is_finished
+    return False
+
+
+def _has_tag_of_parent(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Return whether a run has its tag from the run that it repeats: Dagster copies tags."""
+    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+    return parent is not None and parent.tags.get(PROCESS) == run.tags.get(PROCESS)

@@ -1,0 +1,182 @@
+"""Resources of the code location, built from the settings.
+
+Filters and the scores they look at, as a Dagster resource.
+
+Settings of the image validation, as a Dagster resource.
+
+Output root that the job `maintenance` works on, as a Dagster resource.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import dagster as dg
+from pydantic import Field, create_model
+
+from mm_assets.accounting.record import OUTPUTS
+from mm_assets.filters.chain import FilterChain
+from mm_assets.filters.filter import Filter, FilterSetting
+from mm_assets.filters.measures import MeasureSelection
+from mm_assets.filters.readable import MAX_PIXELS
+from mm_assets.filters.registry import chain_of, filters_of, measures_for, settings_of
+from mm_assets.graph.io_manager import Workers
+from mm_assets.graph.proof import Prover
+from mm_assets.graph.raw import RawGate, RawShardIOManager, RawShards
+from mm_assets.graph.rows_io import IO_MANAGERS, IngestIOManager, QuarantineIOManager
+from mm_assets.graph.scores_io import SampleScoresIOManager, ScoresIOManager
+from mm_assets.settings import Settings
+from mm_assets.settings_file import given_settings
+from mm_assets.storage.files import absolute, lasting
+from mm_assets.storage.stores import use_stores
+
+
+class MaintainedStorage(dg.ConfigurableResource[None]):
+    """The output root that maintenance works on."""
+
+    root: str = Field(description="Where outputs and their records are stored: a directory or a URL.")
+
+
+class FilterThresholds(dg.ConfigurableResource[Any]):
+    """The settings of the filters; unset ones keep everything.
+
+    `filter_thresholds` creates a subclass with the fields. Changed settings are applied to stored scores: no
+    image is read again.
+    """
+
+    filters: ClassVar[tuple[type[Filter[Any]], ...]] = ()
+
+    filter_actions: list[str] = Field(
+        default=[], description="What filters do with what they refuse, as sharpness=flag."
+    )
+    scores: list[str] = Field(
+        default=[], description="Scores that are measured although no filter needs them."
+    )
+
+    def active(self) -> tuple[Filter[Any], ...]:
+        """Return the filters that are turned on by these settings."""
+        values = {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
+        return filters_of(self.filters, values, self.filter_actions)
+
+    def chain(self) -> FilterChain | None:
+        """Return the filters that are turned on as one step; None where none is."""
+        return chain_of(self.active())
+
+    def measures(self) -> MeasureSelection:
+        """Return the measures that these filters look at, and those of further scores."""
+        return measures_for(self.active(), self.scores)
+
+
+def filter_thresholds(
+    filters: tuple[type[Filter[Any]], ...],
+    values: Mapping[str, Any],
+    filter_actions: Sequence[str] = (),
+    scores: Sequence[str] = (),
+) -> FilterThresholds:
+    """Return the resource with a field for each setting of the filters.
+
+    Args:
+        values: values by setting.
+        filter_actions: what filters do with what they refuse, each as ``filter=action``.
+        scores: further scores that are measured.
+    """
+    fields: dict[str, Any] = {known.name: _field(known) for known in settings_of(filters)}
+    made = create_model(
+        "FilterThresholds", __base__=FilterThresholds, __doc__=FilterThresholds.__doc__, **fields
+    )
+    made.filters = filters
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return made(filter_actions=list(filter_actions), scores=list(scores), **given)
+
+
+def _field(known: FilterSetting) -> tuple[Any, Any]:
+    if known.kind not in (float, int):
+        return (list[str] if known.kind is tuple else str) | None, Field(None, description=known.meaning)
+    least: dict[str, Any] = {"gt": 0} if known.is_upper_bound else {"ge": 0}
+    return known.kind | None, Field(None, description=known.meaning, **least)
+
+
+class ImageValidation(dg.ConfigurableResource[Any]):
+    """Settings of the image validation.
+
+    Header and end of every image are checked. A sample, chosen by sample id and position, is decoded in full.
+    """
+
+    decode_fraction: float = Field(
+        default=0.01, ge=0, le=1, description="Share of the images that is decoded: 0 none, 1 all."
+    )
+    max_pixels: int = Field(
+        default=MAX_PIXELS, gt=0, description="An image of more pixels counts as a decompression bomb."
+    )
+
+
+def resources_from_environment() -> dict[str, Any]:
+    """Return the resources by key, from the variables of `mm_assets.settings`.
+
+    Called when the code location loads.
+
+    Raises:
+        ValueError: for a variable with an invalid value.
+    """
+    settings = Settings.load()
+    use_stores(given_settings().stores)
+    root = _storage_root(settings.storage)
+    policy = settings.on_materialize_error
+    raw = RawShards(
+        locations=settings.raw_shards,
+        excluded=root,
+        missing_keys=settings.missing_keys,
+        files_per_partition=settings.shards_per_partition,
+    )
+    workers = Workers(
+        processes=settings.workers,
+        shard_timeout=settings.shard_timeout,
+        engine=settings.engine,
+        ray_address=settings.ray_address,
+        raw_shards=settings.raw_shards,
+        storage=root,
+    )
+    layout: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in settings.raw_layout().items()
+    }
+    layout["max_member_bytes"] = settings.max_member_bytes
+    gate = RawGate(
+        raw=raw,
+        workers=workers,
+        root=root,
+        schema_changes=settings.schema_changes,
+        max_loss=settings.max_loss,
+        **layout,
+    )
+    return {
+        "raw": raw,
+        "workers": workers,
+        "bounds": filter_thresholds(
+            settings.filters, settings.filter_values(), settings.filter_actions, settings.scores
+        ),
+        "looks": ImageValidation(
+            decode_fraction=settings.decode_fraction, max_pixels=settings.max_image_pixels
+        ),
+        "gate": gate,
+        "prover": Prover(root=root, workers=workers),
+        "maintained": MaintainedStorage(root=root),
+        "raw_io_manager": RawShardIOManager(raw=raw),
+        "ingest_io_manager": IngestIOManager(
+            raw=raw, gate=gate, workers=workers, root=root, on_materialize_error=policy
+        ),
+        "quarantine_io_manager": QuarantineIOManager(raw=raw, workers=workers, root=root),
+        "scores_io_manager": ScoresIOManager(workers=workers, root=root),
+        "sample_scores_io_manager": SampleScoresIOManager(workers=workers, root=root),
+        **{
+            f"{kind}_io_manager": IO_MANAGERS[kind](workers=workers, root=root, on_materialize_error=policy)
+            for kind in {output.kind for output in OUTPUTS}
+        },
+    }
+
+
+def _storage_root(location: str) -> str:
+    """Return a URL as it is, a folder as absolute path.
+
+    Daemon, runs and workers need not share a working directory.
+    """
+    return absolute(lasting(location)).rstrip("/") or "/"

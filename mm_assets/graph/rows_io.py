@@ -1,0 +1,558 @@
+"""IO managers of Parquet: raw shards or Parquet in, interleaved Parquet out.
+
+IO manager of the Lance table: workers write fragments, the parent commits a chunk of shards at once.
+
+IO manager of WebDataset tars: Parquet in, tars and the index files of all clients out.
+
+IO manager of Arrow caches: Parquet in, memory-mapped Arrow files out.
+
+Quarantine of each shard: its faulty items with their raw bytes, collected from the ledger.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+from pydantic import Field, PrivateAttr
+
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.proof import damaged_shards
+from mm_assets.accounting.record import (
+    BY_ASSET,
+    CACHE,
+    DERIVED_FOLDERS,
+    FILES,
+    LANCE,
+    LOST_IDS,
+    TARS,
+    ShardRecord,
+    ShardRecords,
+    index_folder,
+)
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
+from mm_assets.formats.names import partition_filename
+from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.formats.partitions import own_name, parse_bytes
+from mm_assets.formats.raw_shards import files_of, relative_root
+from mm_assets.graph.io_manager import RawInput, ShardIOManager
+from mm_assets.graph.messages import Check, Plan, ShardJob, ShardResult, digest
+from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
+from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, unreadable
+from mm_assets.model.notices import counted
+from mm_assets.model.schema import schema_from_text, schema_to_text
+from mm_assets.storage.errors import error_line
+from mm_assets.storage.files import is_remote, join, local_path
+
+_MOST_LOST_IDS = 1000  # in a record
+_MEMBERS = "members"  # in the account of a group: the names of its raw shards
+
+
+def ingest_shard(job: ShardJob) -> ShardResult:
+    """Read one raw shard and write it as Parquet.
+
+    What cannot be read is quarantined, unless the policy is ``error``.
+    """
+    from mm_assets.accounting.contract import Published
+    from mm_assets.accounting.record import FILES, digest_files
+    from mm_assets.formats.parquet.reader_writer import InterleavedParquetWriter
+    from mm_assets.formats.raw_shards import RawReader
+    from mm_assets.graph.shard_work import convert_shard, reader_arguments
+    from mm_assets.model.notices import DUPLICATE_ID
+
+    options = job.options
+    policy = options["on_materialize_error"]
+    reader = RawReader(
+        (),
+        **options["layout"],
+        quarantine_errors=policy != "error",
+        taken_ids=options["taken_ids"],
+        schema_overrides={field.name: field for field in schema_from_text(options["columns"])},
+        relative_to=relative_root(options["raw_roots"]),
+        **reader_arguments(options),
+    )
+    writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
+    result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
+    if report is not None and (members := _members(job)):
+        result = replace(result, account={**result.account, _MEMBERS: members})
+    if report is not None:
+        taken = set(options["taken_ids"])
+        lost = {
+            loss.sample_id
+            for loss in report.losses
+            if loss.kind != DUPLICATE_ID and loss.modality == "metadata" and loss.sample_id is not None
+        }
+        # What another shard keeps has not been read this time: it is as it was.
+        if listed := sorted(lost.union(taken.intersection(options[LOST_IDS])))[:_MOST_LOST_IDS]:
+            result = replace(result, account={**result.account, LOST_IDS: listed})
+        store = SurveyStore(job.root)
+        survey = store.read(job.key, job.shard.version)
+        if survey is not None:
+            absent = lost | taken
+            ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
+            notes = store.write_published(job.key, Published(report.schema, survey.columns), ids)
+            result = replace(
+                result,
+                account={**result.account, FILES: {**result.account[FILES], **digest_files(job.root, notes)}},
+            )
+    return result
+
+
+def rewrite_shard(job: ShardJob) -> ShardResult:
+    """Read one curated shard, apply the steps, write it as Parquet."""
+    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader, InterleavedParquetWriter
+    from mm_assets.graph.shard_work import convert_shard, reader_arguments
+
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    writer = InterleavedParquetWriter(
+        job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
+    )
+    return convert_shard(job, reader, writer, job.shard.version)[0]
+
+
+class _ParquetOutput(ShardIOManager):
+    on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
+    max_batch_bytes: str = Field(default="16MiB", description="Bytes of one batch in a worker's memory.")
+
+    def locate(self, asset: str, key: str) -> str:
+        return BY_ASSET[asset].place(self.root, key)
+
+    def options(self) -> dict[str, object]:
+        return {**super().options(), "max_batch_bytes": parse_bytes(self.max_batch_bytes)}
+
+
+class IngestIOManager(RawInput, _ParquetOutput):
+    """Writes curated Parquet from raw shards that passed the integrity gate."""
+
+    gate: dg.ResourceDependency[RawGate]
+
+    run_job = staticmethod(ingest_shard)
+
+    _verdicts: dict[str, tuple[Check, ...]] = PrivateAttr(default_factory=dict)
+    _refused: set[str] = PrivateAttr(default_factory=set)
+    _lost_ids: dict[str, frozenset[str]] = PrivateAttr(default_factory=dict)
+    _source: str = PrivateAttr(default="")
+
+    def options(self) -> dict[str, object]:
+        return {**super().options(), "layout": self.gate.layout()}
+
+    def limit(self) -> str:
+        return f"{self.gate.max_loss:g}"
+
+    def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
+        """Return the jobs with the types of columns and the ids to skip, from the surveys of all shards."""
+        inspections = self.gate.inspect([job.shard for job in jobs])
+        is_strict = self.on_materialize_error == "error"
+        before = ShardRecords(self.root).read(jobs[0].asset, [job.key for job in jobs])
+        self._lost_ids = {
+            job.key: before[job.key].lost_ids(job.shard.version) for job in jobs if job.key in before
+        }
+        self._source = plan.source.asset
+        resolved: list[ShardJob | ShardResult] = []
+        for job in jobs:
+            inspection = inspections[job.key]
+            checks = unreadable(inspection) if isinstance(inspection, str) else inspection.checks
+            refusal = (
+                _refusal_of(inspection, is_strict)
+                or _refusal_to_empty(inspection, before.get(job.key))
+                or _refusal_to_shrink(job, before.get(job.key))
+            )
+            self._verdicts[job.key] = checks
+            if refusal is not None:
+                self._refused.add(job.key)
+                resolved.append(ShardResult(job.key, ok=False, error=refusal))
+                continue
+            assert isinstance(inspection, ShardInspection)
+            resolved_options: dict[str, object] = {
+                "columns": schema_to_text(_ordered_columns(inspection)),
+                "taken_ids": sorted(inspection.claimed_ids),
+            }
+            if inspection.survey.has_pairs:  # earlier outputs have the image at position 0: made again
+                resolved_options["image_position"] = 1
+            resolved.append(replace(job, options={**job.options, **resolved_options}))
+        return resolved
+
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
+        """Return the jobs with the tolerated loss, and the ids that were lost before.
+
+        They are no part of the fingerprint: they decide what is published and recorded, not what is written.
+        """
+        return [
+            replace(
+                job,
+                options={
+                    **job.options,
+                    "max_loss": self.gate.max_loss,
+                    LOST_IDS: sorted(self._lost_ids.get(job.key, ())),
+                },
+            )
+            for job in super().prepare_chunk(jobs)
+        ]
+
+    def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
+        """Log the results of the integrity gate on the raw shards that are read or refused in this run."""
+        run = dg.AssetExecutionContext.get()
+        asset = dg.AssetKey.from_user_string(self._source)
+        log = CheckLog(
+            run.instance,
+            run.run.run_id,
+            run.log_event,
+            asset,
+            {spec.name: spec for spec in specs_by_shard(asset, GATE_CHECKS)},
+        )
+        for key, checks in self._verdicts.items():
+            if key in planned or key in self._refused:
+                log.add(key, checks)
+        log.finish()
+        self._verdicts, self._refused = {}, set()
+
+    def after_jobs(self, made: Collection[str]) -> None:
+        """Index the notes on what was published, so that a run which changes nothing writes nothing."""
+        try:
+            SurveyIndex(SurveyStore(self.root)).add_published(made)
+        except (OSError, ValueError) as error:  # the notes are there; the next run indexes them
+            dg.get_dagster_logger().warning("the index of published shards stays as it is: %s", error)
+
+
+def _refusal_of(inspection: ShardInspection | str, is_strict: bool) -> str | None:
+    """Return why a shard may not be read at all, or None."""
+    if isinstance(inspection, str):
+        return inspection
+    if inspection.decision.refused:
+        return "; ".join(inspection.decision.refused.values())
+    if is_strict and inspection.claimed_ids:
+        sample_id, owner = next(iter(sorted(inspection.claimed_ids.items())))
+        return f"sample id {sample_id!r} is already in shard {owner!r}"
+    return inspection.refusal
+
+
+def _ordered_columns(inspection: ShardInspection) -> pa.Schema:
+    """Return the resolved columns in the shard's own order.
+
+    Another shard must not change the bytes of this one's output.
+    """
+    fields = {field.name: field for field in inspection.decision.fields}
+    return pa.schema([fields[name] for name in inspection.survey.columns.required_types()])
+
+
+def _refusal_to_empty(inspection: ShardInspection | str, before: ShardRecord | None) -> str | None:
+    """Return why an unreadable shard may not replace published samples, or None.
+
+    A valid tar without samples may replace them.
+    """
+    if (
+        isinstance(inspection, str)
+        or inspection.survey.samples.num_rows
+        or before is None
+        or not before.account["written"]["samples"]
+    ):
+        return None
+    damage = [
+        loss.reason
+        for losses in inspection.survey.losses.values()
+        for loss in losses.first
+        if not loss.is_item
+    ]
+    if not damage:
+        return None
+    kept = before.account["written"]["samples"]
+    return (
+        f"{damage[0]}. No sample can be read: the {kept} published before stay "
+        "(an empty tar would remove them)"
+    )
+
+
+def _refusal_to_shrink(job: ShardJob, before: ShardRecord | None) -> str | None:
+    """Return why a group of raw shards may not be made without some that it was made from, or None."""
+    known = set(before.account.get(_MEMBERS, ())) if before is not None else set()
+    gone = sorted(known.difference(_members(job)))
+    if not gone:
+        return None
+    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+    return (
+        f"raw shard {gone[0]!r}{more} of this partition is gone: the samples published before stay "
+        "(an empty tar in its place would remove them)"
+    )
+
+
+def _members(job: ShardJob) -> list[str]:
+    """Return the names of the raw shards in a group; none if the partition is one raw shard."""
+    names = (own_name(job.key, file) for file in files_of(job.shard.uri))
+    return [name for name in names if name is not None]
+
+
+class ParquetIOManager(_ParquetOutput):
+    """Writes Parquet from Parquet."""
+
+    run_job = staticmethod(rewrite_shard)
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Payload for the commit: asset and report of the shard, and the digest of its input rows."""
+
+    asset: str
+    report: Any
+    in_digest: str
+
+
+def fragment_shard(job: ShardJob) -> ShardResult:
+    """Write one filtered shard as fragments of the table; they are invisible before the commit."""
+    from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
+    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
+    from mm_assets.graph.shard_work import convert_shard, reader_arguments
+
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    writer = InterleavedLanceWriter(
+        job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
+    )
+    planned = schema_from_text(job.options["planned"])
+    result, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version, enters=False)
+    return (
+        result if report is None else replace(result, payload=Fragments(job.asset, report, job.shard.version))
+    )
+
+
+class LanceIOManager(ShardIOManager):
+    """Writes all shards into one table with scalar indexes; replacing a chunk of shards is one commit."""
+
+    on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
+
+    run_job = staticmethod(fragment_shard)
+
+    def locate(self, asset: str, key: str) -> str:
+        return BY_ASSET[asset].place(self.root, key)
+
+    def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
+        """Also remove damaged partition records from the table: they would fail every reader of it."""
+        super().remove_leftovers(asset, planned)
+        self._writer().drop_damaged_records(list(planned))
+
+    def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
+        """Return the rows that the table holds of each shard. Zero rows are a state, too."""
+        if not dests:
+            return {}
+        stats = self._writer().partition_stats(dests)
+        return {key: stats.get(key, {"rows": 0}) if stats is not None else None for key in dests}
+
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
+        """Resolve the table's columns over all shards of the chunk.
+
+        A shard whose schema cannot be read fails alone.
+        """
+        from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
+        from mm_assets.formats.partitions import Partition
+
+        reader = InterleavedParquetReader(())
+        schemas, unreadable = {}, {}
+        for job in jobs:
+            try:
+                schemas[job.key] = reader.open(Partition(job.key, (job.shard.uri,))).schema
+            except (OSError, ValueError) as error:
+                unreadable[job.key] = ShardResult(job.key, ok=False, error=error_line(error))
+        if not schemas:
+            return list(unreadable.values())
+        planned = self._writer().prepared(list(schemas.values())).planned
+        assert planned is not None
+        text = schema_to_text(planned)
+        return [
+            unreadable.get(job.key) or replace(job, options={**job.options, "planned": text}) for job in jobs
+        ]
+
+    def publish_chunk(self, results: Sequence[ShardResult]) -> Sequence[ShardResult]:
+        assets = {result.key: result.payload.asset for result in results}
+        damaged = {key for key, asset in assets.items() if damaged_shards(self.root, asset, [key])}
+        writer = self._writer()
+        errors = writer.commit([result.payload.report for result in results], damaged)
+        if damaged and (rows := writer.remove_orphan_rows()):
+            dg.AssetExecutionContext.get().log.warning(
+                f"{counted(rows, 'row')} that no shard has written: removed from {writer.table_uri}: "
+                "the version before still has them"
+            )
+        return [
+            replace(result, payload=None, ok=False, error=errors[result.key])
+            if result.key in errors
+            else self._entered(result)
+            for result in results
+        ]
+
+    def _entered(self, result: ShardResult) -> ShardResult:
+        """Enter a committed shard in the ledger; before the commit it is not published."""
+        from mm_assets.graph.shard_work import enter
+
+        files = enter(self.root, result.payload.asset, result.payload.report, result.payload.in_digest)
+        return replace(result, payload=None, account={**result.account, FILES: files})
+
+    def _writer(self) -> Any:
+        from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
+
+        return InterleavedLanceWriter(LANCE.place(self.root, ""))
+
+
+def pack_shard(job: ShardJob) -> ShardResult:
+    """Write one filtered shard as a tar into its folder."""
+    from mm_assets.graph.shard_work import convert_parquet
+
+    return convert_parquet(job, TARS.kind)
+
+
+class WebdatasetIOManager(ShardIOManager):
+    """Writes a tar per shard; index files of the dataset are derived once per chunk."""
+
+    on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
+
+    run_job = staticmethod(pack_shard)
+
+    def locate(self, asset: str, key: str) -> str:
+        return BY_ASSET[asset].place(self.root, key)
+
+    def publish_chunk(self, results: Sequence[ShardResult]) -> Sequence[ShardResult]:
+        self._index()
+        return results
+
+    def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
+        if not planned:
+            self.repair_derived()
+
+    def repair_derived(self) -> None:
+        """Write the index files again that were changed or removed: nothing else would notice."""
+        try:
+            self._index()
+        except (
+            ValueError,
+            OSError,
+        ) as error:  # a tar that cannot be indexed fails its own shard, not this step
+            dg.get_dagster_logger().warning("index files of %s stay as they are: %s", TARS.folder, error)
+
+    def _index(self) -> None:
+        from mm_assets.formats.webdataset.writer import TarFolder
+
+        TarFolder(join(self.root, TARS.folder), index=index_folder(self.root, "tars")).finish()
+
+
+def cache_shard(job: ShardJob) -> ShardResult:
+    """Write one filtered shard as a cache into its folder."""
+    from mm_assets.graph.shard_work import convert_parquet
+
+    return convert_parquet(job, CACHE.kind)
+
+
+class ArrowCacheIOManager(ShardIOManager):
+    """Writes a cache per shard, each in a folder of its own."""
+
+    on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
+
+    run_job = staticmethod(cache_shard)
+
+    def locate(self, asset: str, key: str) -> str:
+        return BY_ASSET[asset].place(self.root, key)
+
+    def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
+        """Also remove what killed builders left, in the caches and beside them."""
+        super().remove_leftovers(asset, planned)
+        if is_remote(self.root):
+            return
+        from mm_assets.formats.arrow_cache.build import sweep_cache, sweep_folders
+
+        folder = Path(local_path(join(self.root, CACHE.folder)))
+        if folder.is_dir():
+            sweep_folders(folder)
+        for job in planned.values():
+            sweep_cache(Path(local_path(job.job.dest)))
+
+
+# Side input: the raw shards, whose bytes the records hold.
+RAW = "raw"
+# Metadata: number of records that the run closed.
+_CLOSED = "closed"
+
+
+def quarantine_shard(job: ShardJob) -> ShardResult:
+    """Write the open quarantine records of one shard.
+
+    Records of items that are not faulty any more are closed. Without open records the file is removed.
+    """
+    from collections import Counter
+
+    from mm_assets.accounting.quarantine import publish_quarantine, quarantine_table, record_names
+    from mm_assets.accounting.record import FILES, digest_files
+    from mm_assets.formats.raw_shards import files_of
+    from mm_assets.model.digest import ContentDigest
+
+    previous = record_names(job.dest)
+    losses = Ledger(job.root).items(job.options["source_asset"], job.key)
+    records = quarantine_table(losses, files_of(job.side_inputs[RAW].uri), job.options["raw_roots"])
+    nbytes = publish_quarantine(job.dest, records)
+    content = ContentDigest()
+    content.observe(
+        records.drop_columns(["raw"])
+    )  # locators and version of the raw shard determine the bytes
+    kinds = dict(Counter(records.column("kind").to_pylist()))
+    first = (
+        records.select(["sample_id", "position", "kind", "message", "source_uri", "byte_offset"])
+        .slice(0, 20)
+        .to_pylist()
+    )
+    metadata = {
+        "dagster/partition_row_count": len(records),
+        "records": len(records),
+        _CLOSED: len(previous - record_names(job.dest)),
+        "kinds": {"json": kinds},
+        "first": {"json": first},
+        "bytes": nbytes,
+    }
+    uri = job.dest if len(records) else ""
+    account = {FILES: digest_files(job.root, [job.dest])}
+    return ShardResult(
+        job.key,
+        ok=True,
+        uri=uri,
+        version=content.hexdigest(),
+        metadata=metadata,
+        checks=tuple(check.outcome(records) for check in job.checks),
+        account=account,
+    )
+
+
+class QuarantineIOManager(RawInput):
+    """Writes the quarantine records of each shard; no file for a shard that has none."""
+
+    folder: str = Field(
+        default=DERIVED_FOLDERS["quarantine"], description="Folder of the records below the storage root."
+    )
+
+    run_job = staticmethod(quarantine_shard)
+
+    def locate(self, asset: str, key: str) -> str:
+        return join(self.root, self.folder, f"{partition_filename(key)}.parquet")
+
+    def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
+        """Return the jobs with the ledger to read, that of the plan's source, and a digest of its losses.
+
+        A damaged ledger fails its shard: the losses are unknown, and no record may be closed for that.
+        """
+        ledger, source = Ledger(self.root), plan.source.asset
+        records = ShardRecords(self.root).read(source, [job.key for job in jobs])
+        resolved: list[ShardJob | ShardResult] = []
+        for job in jobs:
+            try:
+                losses = digest(ledger.recorded_items(source, job.key, records.get(job.key)).to_pylist())
+            except UnreadableFile as error:
+                resolved.append(ShardResult(job.key, ok=False, error=f"{error}; materialize {source} again"))
+                continue
+            resolved.append(replace(job, options={**job.options, "source_asset": source, "losses": losses}))
+        return resolved
+
+    def unchanged_record(self, record: ShardRecord) -> ShardRecord:
+        """Return the record with a count of 0 closed records: an earlier run closed them."""
+        return replace(record, metadata={**record.metadata, _CLOSED: 0})
+
+
+IO_MANAGERS: Mapping[str, type[Any]] = {
+    "parquet": ParquetIOManager,
+    "webdataset": WebdatasetIOManager,
+    "lance": LanceIOManager,
+    "arrow_cache": ArrowCacheIOManager,
+}

@@ -1,0 +1,1 @@
+"""The data model: schema, samples, values, faults, digests, locators. It imports no other room."""

@@ -1,0 +1,329 @@
+"""`InterleavedBatch`: one or more whole samples as an Arrow table, with their lineage.
+
+Sample boundaries and item order within a table.
+
+Steps (transformations of batches, such as filters), and the stream of batches they work on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.model.digest import ContentDigest
+from mm_assets.model.losses import Loss, with_source_refs
+from mm_assets.model.nested_types import take_rows
+from mm_assets.model.notices import DataError, counted, first_and_more
+from mm_assets.model.schema import METADATA_POSITION, MODALITIES, REQUIRED_COLUMNS
+
+__all__ = ["InterleavedBatch"]
+
+
+@dataclass(frozen=True, repr=False)
+class InterleavedBatch:
+    """One or more whole samples.
+
+    A sample is one document; its text blocks and images are items. ``data`` has one row per item, in the
+    columns of `INTERLEAVED_SCHEMA` plus passthrough columns. The rows of a sample should be consecutive;
+    writers regroup them otherwise.
+
+    ``source_files`` is the lineage: the files that these rows were read from. ``partition`` names the output
+    file they belong to. ``measured`` holds image measurements by row number, passed from one step to the
+    next; it is dropped together with the rows.
+    """
+
+    data: pa.Table
+    source_files: Sequence[str] = ()
+    partition: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    measured: Mapping[int, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, pa.RecordBatch):
+            object.__setattr__(self, "data", pa.Table.from_batches([self.data]))
+        if not isinstance(self.data, pa.Table):
+            raise TypeError(f"InterleavedBatch.data must be a pyarrow.Table, not {type(self.data).__name__}")
+        files: Sequence[str] = (
+            (self.source_files,) if isinstance(self.source_files, str) else self.source_files
+        )
+        object.__setattr__(self, "source_files", [str(file) for file in files])
+
+    def __repr__(self) -> str:
+        size = f"{counted(self.num_rows, 'row')}, {counted(self.data.num_columns, 'column')}"
+        return f"<InterleavedBatch of {first_and_more(self.source_files)}: {size}>"
+
+    @property
+    def num_rows(self) -> int:
+        return self.data.num_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the Arrow buffers that these rows use."""
+        return self.data.nbytes
+
+    @property
+    def num_samples(self) -> int:
+        """Number of distinct sample ids."""
+        return len(pc.unique(self.data.column("sample_id"))) if "sample_id" in self.data.column_names else 0
+
+    def count(self, modality: str) -> int:
+        """Number of rows of a modality."""
+        return pc.sum(pc.equal(self.data.column("modality"), modality)).as_py() or 0
+
+    def missing_columns(self) -> list[str]:
+        """Required columns that this batch lacks."""
+        return [name for name in REQUIRED_COLUMNS if name not in self.data.column_names]
+
+    def validate(self) -> bool:
+        """Return True if there are rows and all required columns."""
+        return self.num_rows > 0 and not self.missing_columns()
+
+    def with_data(self, data: pa.Table, measured: Mapping[int, Any] | None = None) -> InterleavedBatch:
+        """Return a batch of another table with the same lineage; ``measured`` describes its rows."""
+        return replace(self, data=data, measured=measured or {})
+
+
+Offsets = npt.NDArray[np.int64]
+
+MAX_INT32 = 2**31 - 1
+
+
+def sample_offsets(table: pa.Table) -> Offsets:
+    """Return the row offsets of the samples of a table.
+
+    ``offsets[i]:offsets[i+1]`` are the rows of the i-th run of one sample_id.
+    """
+    if table.num_rows == 0:
+        return np.zeros(1, np.int64)
+    ids = table.column("sample_id")
+    if not pa.types.is_string(ids.type):  # run_end_encode takes no dictionaries and views
+        ids = ids.cast(pa.large_string())
+    ids = ids.combine_chunks()
+    if isinstance(ids, pa.ChunkedArray):  # more text than 32-bit offsets can address
+        ids = ids.cast(pa.large_string()).combine_chunks()
+    ends = pc.run_end_encode(ids, run_end_type=pa.int64()).run_ends.to_numpy(zero_copy_only=False)
+    return np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def sample_codes(ids: pa.Array) -> tuple[pa.Array, Offsets]:
+    """Return the distinct ids in order of first occurrence, and for each id its index among them."""
+    encoded = pc.dictionary_encode(ids, null_encoding="encode")
+    return encoded.dictionary, encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def group_samples(table: pa.Table) -> pa.Table:
+    """Return the table with all rows of a sample consecutive, samples in the order of their first rows.
+
+    The same table object is returned if that is already so.
+    """
+    offsets = sample_offsets(table)
+    ids = table.column("sample_id").take(pa.array(offsets[:-1], pa.int64()))
+    distinct, samples = sample_codes(ids.cast(pa.large_string()).combine_chunks())
+    if len(distinct) == len(samples):
+        return table
+    return take_rows(table, np.argsort(np.repeat(samples, np.diff(offsets)), kind="stable"))
+
+
+def sort_items(table: pa.Table) -> pa.Table:
+    """Sort the rows of each sample into canonical order: metadata, then by position, text before image.
+
+    Sample order is kept.
+
+    Raises:
+        DataError: No output layout has a place for a row: a modality other than metadata, text and image; a
+            position that does not fit its modality (or 32 bits); a null in one of the three columns; two
+            items of one modality at one position. The message names sample and position.
+    """
+    if table.num_rows == 0:
+        return table
+    for name in ("sample_id", "position", "modality"):
+        if table.column(name).null_count:
+            at = pc.index(pc.is_null(table.column(name)), True).as_py()
+            raise DataError(f"{_item(table, at)}: {name} is null")
+    offsets = sample_offsets(table)
+    ranks = _modality_ranks(table)
+    positions = table.column("position").cast(pa.int64()).to_numpy()
+    if positions.max() > MAX_INT32:
+        raise DataError(f"{_item(table, int(positions.argmax()))}: the position does not fit 32 bits")
+    misplaced = (ranks == 0) != (positions == METADATA_POSITION)
+    if misplaced.any() or (positions < METADATA_POSITION).any():
+        at = int(np.argmax(misplaced | (positions < METADATA_POSITION)))
+        raise DataError(f"{_item(table, at)}: metadata rows have position -1, text and image rows 0 or more")
+    keys = positions * len(MODALITIES) + ranks
+    key_steps = np.diff(keys)
+    within_sample = np.ones(table.num_rows - 1, bool)
+    within_sample[offsets[1:-1] - 1] = False
+    if (key_steps[within_sample] < 0).any():
+        sample_of_row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        order = np.lexsort((keys, sample_of_row))
+        table, keys = table.take(pa.array(order)), keys[order]
+        key_steps = np.diff(keys)
+    repeated = within_sample & (key_steps == 0)
+    if repeated.any():
+        at = int(np.argmax(repeated)) + 1
+        if table.column("modality")[at].as_py() == "metadata":
+            raise DataError(f"sample id {table.column('sample_id')[at].as_py()!r} occurs twice")
+        raise DataError(f"{_item(table, at)}: a second item of this modality at this position")
+    return table
+
+
+def _modality_ranks(table: pa.Table) -> Offsets:
+    ranks = pc.index_in(table.column("modality").cast(pa.string()), pa.array(MODALITIES)).combine_chunks()
+    if ranks.null_count:
+        at = pc.index(pc.is_null(ranks), True).as_py()
+        raise DataError(f"{_item(table, at)}: modality is none of {', '.join(MODALITIES)}")
+    return ranks.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _item(table: pa.Table, row: int) -> str:
+    sample, position, modality = (table.column(c)[row].as_py() for c in ("sample_id", "position", "modality"))
+    return f"sample {sample!r}, position {position}, modality {modality!r}"
+
+
+class UniqueSamples:
+    """Guard against a repeated sample id, which would overwrite or merge with the first sample of that id."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def observe(self, table: pa.Table) -> int:
+        """Register the samples of a table and return their number.
+
+        Raises:
+            DataError: An id occurred before; the message names it.
+        """
+        offsets = sample_offsets(table)[:-1]
+        ids = table.column("sample_id").take(pa.array(offsets, pa.int64())).to_pylist()
+        for sample_id in ids:
+            if sample_id in self._seen:
+                raise DataError(
+                    f"sample id {sample_id!r} occurs twice "
+                    "(its rows are not consecutive, or it is a duplicate)"
+                )
+            self._seen.add(sample_id)
+        return len(ids)
+
+    @property
+    def count(self) -> int:
+        """Samples seen so far."""
+        return len(self._seen)
+
+
+# Key of the count of rows that steps changed by setting an error. Their digests differ from those of the
+# input.
+ROWS_CHANGED = "rows_changed"
+EXAMPLES = 20  # that are kept of each kind
+
+
+@dataclass(frozen=True)
+class Example:
+    """One item that a step counted, and a few words on it."""
+
+    sample_id: str | None
+    position: int | None
+    text: str = ""
+
+
+def examples_of(rows: pa.Table, text: str = "") -> tuple[Example, ...]:
+    """The first `EXAMPLES` rows of an interleaved table as examples, all with the same ``text``."""
+    first = rows.select(["sample_id", "position"]).slice(0, EXAMPLES).to_pylist()
+    return tuple(Example(row["sample_id"], row["position"], text) for row in first)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Result of a step on one batch.
+
+    ``batch`` is what is left. ``removed`` has the rows taken out, ``losses`` one reason for each of them in
+    the same order. ``counts`` adds to the counters of the stream; ``examples`` has examples of what was
+    counted, under the same names. ``flags`` lists rows that stay, each with what is said against it.
+    """
+
+    batch: InterleavedBatch
+    losses: tuple[Loss, ...] = ()
+    removed: pa.Table | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
+    flags: tuple[Loss, ...] = ()
+
+
+class Step(Protocol):
+    """A picklable transformation of one batch of whole samples that keeps the schema."""
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult: ...
+
+
+class BatchStream:
+    """The batches of one partition, read once, one batch in memory at a time; the schema is known in advance.
+
+    ``items`` is the number of items that the source declares (headers, json, footers), None if it does not
+    say. ``losses`` are the items that are not among the batches, and flags of those that are. ``removed`` is
+    the digest of the rows that steps took out, ``counts`` sums the counters of steps, ``examples`` has the
+    first `EXAMPLES` of each counter. These are complete once the stream has been read. ``has_sound_text`` is
+    True if text of the batches has been looked at: all is UTF-8.
+    """
+
+    def __init__(
+        self,
+        partition: str,
+        schema: pa.Schema,
+        batches: Callable[[], Iterable[InterleavedBatch]],
+        files: tuple[str, ...] = (),
+        items: int | None = None,
+        has_sound_text: bool = False,
+    ) -> None:
+        self.has_sound_text = has_sound_text
+        self.partition = partition
+        self.schema = schema
+        self.files = files
+        self.items = items
+        self.losses: list[Loss] = []
+        self.removed = ContentDigest()
+        self.counts: Counter[str] = Counter()
+        self.examples: dict[str, list[Example]] = {}
+        self.notes: dict[str, Any] = {}
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[InterleavedBatch]:
+        return iter(self._batches())
+
+    def __repr__(self) -> str:
+        columns = counted(len(self.schema), "column")
+        return f"<BatchStream {self.partition!r} of {first_and_more(self.files)}: {columns}>"
+
+    def through(self, steps: Iterable[Step]) -> BatchStream:
+        """Return the stream with steps applied; ``losses`` and ``removed`` collect what they take out."""
+        steps = tuple(steps)
+        if not steps:
+            return self
+        result = BatchStream(
+            self.partition, self.schema, lambda: _run(self, steps, result), self.files, self.items
+        )
+        # Shared, so that they cover all steps, however many calls added them.
+        result.losses, result.removed, result.notes = self.losses, self.removed, self.notes
+        result.counts, result.examples = self.counts, self.examples
+        return result
+
+
+def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> Iterator[InterleavedBatch]:
+    for batch in source:
+        for step in steps:
+            outcome = step(batch)
+            if outcome.losses or outcome.removed is not None:
+                removed = outcome.removed if outcome.removed is not None else batch.data.slice(0, 0)
+                result.losses.extend(with_source_refs(outcome.losses, removed))
+                result.removed.observe(removed)
+            result.losses.extend(outcome.flags)
+            result.counts.update(outcome.counts)
+            for name, found in outcome.examples.items():
+                known = result.examples.setdefault(name, [])
+                known.extend(found[: EXAMPLES - len(known)])
+            batch = outcome.batch
+        yield batch

@@ -1,1 +1,0 @@
-"""What is in the data set, as figures and pictures for the UI."""

@@ -1,0 +1,1 @@
+"""Workers that make shards: processes of this machine, or a Ray cluster."""

@@ -1,1 +1,0 @@
-"""What filters would drop, from stored scores alone, before they are applied."""

@@ -1,0 +1,153 @@
+"""s3fs with one kind of retry, and without errors that look like absence.
+
+s3fs tries some requests five times, each of which botocore tries five times, and reads of whole objects five
+times around that. It takes any error for "no such file", and leaves out of a listing what it could not list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import s3fs
+from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError, SSLError
+from botocore.exceptions import ConnectionError as NoConnection
+from botocore.parsers import ResponseParserError
+from fsspec.asyn import sync_wrapper
+from s3fs.core import S3_RETRYABLE_ERRORS
+from s3fs.errors import translate_boto_error
+
+from mm_assets.storage.errors import attempts, is_passing_code, note_request, pause
+
+_NO_ANSWER = (*S3_RETRYABLE_ERRORS, HTTPClientError, NoConnection, ResponseParserError, ConnectionError)
+# After such a request failed, its upload is gone because it was carried out: only the answer was lost.
+_ENDING_AN_UPLOAD = ("complete_multipart_upload", "abort_multipart_upload")
+# The variables that name them -> where they lie otherwise.
+_CONFIGURATION_FILES = {
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+    "AWS_CONFIG_FILE": "~/.aws/config",
+}
+
+
+class S3FileSystem(s3fs.S3FileSystem):
+    """The file system of ``s3://`` URLs; options are those of `s3fs.S3FileSystem`.
+
+    ``config_kwargs={"read_timeout": …, "connect_timeout": …}`` sets how long to wait for a store that says
+    nothing (15 and 5 seconds).
+    """
+
+    _connected_with: tuple[object, ...] | None = None  # the AWS configuration of the session
+
+    def _prepare_config_kwargs(self) -> dict[str, Any]:
+        # botocore tries once: `_call_s3` knows more errors, and tries again.
+        return {"retries": {"total_max_attempts": 1}, **super()._prepare_config_kwargs()}
+
+    async def set_session(self, refresh: bool = False, kwargs: Any = None) -> Any:
+        """Connect to the store, and again once the AWS configuration has changed.
+
+        A session keeps the credentials that it began with. A server that runs for months outlives those that
+        a tool renews in their file every hour.
+        """
+        found = _configuration()
+        if self._connected_with not in (None, found):
+            self._forget_session()
+        self._connected_with = found
+        return await super().set_session(refresh)
+
+    def _forget_session(self) -> None:
+        """Look for credentials again at the next request; later callers get a file system of their own."""
+        self._s3 = None
+        if self._session_is_owned:
+            self.session = None
+        self.clear_instance_cache()
+
+    async def _call_s3(self, method: str, *akwarglist: Any, **kwargs: Any) -> Any:
+        """Send a request until it is answered, or there is no more hope.
+
+        Raises:
+            OSError: of a class that the callers in s3fs do not take for a reason to try again.
+        """
+        try:
+            return await self._until_answered(method, *akwarglist, **kwargs)
+        except OSError as error:
+            key = kwargs.get("Key") or kwargs.get("Prefix") or ""
+            note_request(error, f"s3://{kwargs.get('Bucket', '')}/{key}".rstrip("/"))
+            raise
+
+    async def _until_answered(self, method: str, *akwarglist: Any, **kwargs: Any) -> Any:
+        await self.set_session()
+        call = getattr(await self.get_s3(kwargs.get("Bucket")), method)
+        arguments = self._get_s3_method_kwargs(call, *akwarglist, **kwargs)
+        most, failures = attempts(), 0
+        while True:
+            try:
+                return await call(**arguments)
+            except ClientError as error:
+                code = str(error.response["Error"].get("Code"))
+                if code == "NoSuchUpload" and failures and method in _ENDING_AN_UPLOAD:
+                    return {}
+                failures += 1
+                if failures >= most or not is_passing_code(code):
+                    raise translate_boto_error(error) from error
+            except NoCredentialsError:  # whoever gives them may only be late
+                self._forget_session()
+                raise
+            except _NO_ANSWER as error:
+                failures += 1
+                if failures >= most or isinstance(error, SSLError):
+                    raise ConnectionError(str(error)) from error
+            await asyncio.sleep(pause(failures))
+
+    call_s3 = sync_wrapper(_call_s3)
+
+    def refuse_unwritable(self, path: str) -> None:
+        """Raise the error that putting an object below a path would end in, without putting one."""
+        bucket, key, _ = self.split_path(f"{path}/.upload-{uuid.uuid4().hex}")
+        begun = [self.call_s3("create_multipart_upload", Bucket=bucket, Key=key)]
+        with suppress(PermissionError):  # an upload that is never completed stays invisible
+            # More than one, if an answer was lost.
+            begun = self.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads") or begun
+        with suppress(PermissionError):
+            for upload in begun:
+                self.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload["UploadId"])
+
+    async def _isfile(self, path: str) -> bool:
+        try:
+            return bool((await self._info(path))["type"] == "file")
+        except (FileNotFoundError, PermissionError, ValueError):  # denied: who may not list may be told so
+            return False
+
+    async def _cat_ranges(
+        self, paths: list[str], starts: Any, ends: Any, max_gap: Any = None, **kwargs: Any
+    ) -> list[Any]:
+        # By default an error takes the place of the bytes, and fsspec's reader of Parquet takes it for some.
+        return await super()._cat_ranges(paths, starts, ends, max_gap, **{"on_error": "raise", **kwargs})
+
+    async def _walk(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        async for found in super()._walk(path, maxdepth=maxdepth, **{"on_error": _raised, **kwargs}):
+            yield found
+
+
+def _raised(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _configuration() -> tuple[object, ...]:
+    """Return what differs whenever the variables or files of the AWS configuration do."""
+    # Not `items`: it raises if another thread removes a variable meanwhile.
+    variables = sorted((name, os.environ.get(name)) for name in os.environ if name.startswith("AWS_"))
+    files = [os.environ.get(name) or file for name, file in _CONFIGURATION_FILES.items()]
+    return (*variables, *map(_stamp, files))
+
+
+def _stamp(file: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(os.path.expanduser(os.path.expandvars(file)))
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns

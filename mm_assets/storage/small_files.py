@@ -1,0 +1,330 @@
+"""Small files in a folder, local or behind a URL: many are read at once, each is written as a whole.
+
+Index of many small files, one per name: what is asked of all of them, without opening each.
+
+<folder>/<digest>.parquet   a segment: a row per file, under the xxh3-128 of the segment's bytes
+
+It is derived. A file that has been replaced since, and one whose segment is lost or damaged, counts as not
+indexed. Segments are merged as they grow, so that there are few; two processes may add at the same time.
+
+JSON objects with a digest of themselves, to detect changed or torn files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from mm_assets.formats.parquet.files import UNREADABLE, read_buffer
+from mm_assets.storage import files as storage
+from mm_assets.storage.files import StorageOptions, join, publish_bytes, read_bytes, remove
+from mm_assets.storage.stamps import files_in
+
+
+class FolderFiles:
+    """Files by their names relative to ``folder``, a local path or an fsspec URL."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str], storage_options: storage.StorageOptions | None = None
+    ) -> None:
+        self.folder = os.fspath(folder).rstrip("/") or "/"
+        self._options = storage_options
+        self._is_remote = storage.is_remote(self.folder)
+        self._root = self.folder if self._is_remote else storage.local_path(self.folder)
+
+    def _uri(self, name: str) -> str:
+        return storage.join(self._root, name) if name else self._root
+
+    def _read(self, name: str) -> bytes | None:
+        return self._read_many([name]).get(name)
+
+    def _read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the contents of those files that exist."""
+        if not self._is_remote:
+            found = ((name, storage.local_bytes(self._uri(name))) for name in names)
+            return {name: content for name, content in found if content is not None}
+        fs, _ = storage.filesystem(self._root, self._options)
+        paths_of = {name: storage.filesystem(self._uri(name), self._options)[1] for name in names}
+        if not paths_of:
+            return {}
+        found = fs.cat(list(paths_of.values()), on_error="return")
+        contents: dict[str, bytes] = {}
+        for name, path in paths_of.items():
+            content = found[path]
+            if isinstance(content, FileNotFoundError):
+                continue
+            if isinstance(content, Exception):
+                raise content
+            contents[name] = content
+        return contents
+
+    def _list(self, folder: str) -> dict[str, int]:
+        """Return names and sizes of the files directly in a sub-folder; empty if it does not exist."""
+        if not self._is_remote:
+            path = self._uri(folder)
+            entries = os.scandir(path) if os.path.isdir(path) else ()
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        fs, path = storage.filesystem(self._uri(folder), self._options)
+        fs.invalidate_cache()
+        try:
+            return {
+                posixpath.basename(i["name"]): i["size"]
+                for i in fs.ls(path, detail=True)
+                if i["type"] == "file"
+            }
+        except FileNotFoundError:  # object stores have no empty folders
+            return {}
+
+    def _write(self, name: str, content: str | bytes) -> None:
+        with storage.staged(self._uri(name), self._options) as file:
+            Path(file.path).write_bytes(content.encode() if isinstance(content, str) else content)
+            file.publish()
+
+    def _write_if_new(self, name: str, content: str | bytes) -> bool:
+        raw = content.encode() if isinstance(content, str) else content
+        if self._read(name) == raw:
+            return False
+        self._write(name, raw)
+        return True
+
+    def _remove(self, name: str) -> None:
+        if not self._is_remote:
+            Path(self._uri(name)).unlink(missing_ok=True)
+            return
+        fs, path = storage.filesystem(self._uri(name), self._options)
+        try:
+            fs.rm_file(path)
+        except FileNotFoundError:
+            return
+
+
+_SUFFIX = ".parquet"
+_MAX_SEGMENT_BYTES = 64 << 20  # one is in memory at a time
+_OVERHEAD_BYTES = 4096  # of any segment
+_MERGED_UP_TO = 2  # times the size of what is added: each row is rewritten a logarithmic number of times
+_FILTER_BITS = 22
+
+Hashes = np.ndarray[tuple[int], np.dtype[np.uint64]]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("stamp", pa.string(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("id_hashes", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What is kept of one file: a text, and the hashes of the sample ids in it."""
+
+    text: str
+    id_hashes: Hashes
+
+
+def hashes_of(sample_ids: Iterable[str]) -> Hashes:
+    """Return the xxh3-64 of each id. Different ids may have the same: who finds one compares the ids."""
+    return np.array([xxhash.xxh3_64_intdigest(sample_id.encode()) for sample_id in sample_ids], np.uint64)
+
+
+class FileIndex:
+    """Index in a folder (or below a URL).
+
+    Stamps tell whether a file is still the one that was indexed (`mm_assets.storage.stamps`).
+    """
+
+    def __init__(self, folder: str, options: StorageOptions | None = None) -> None:
+        self._folder = folder
+        self._options = options
+        self._outdated: set[str] = set()  # segments more than half of whose rows nobody needs
+
+    def texts(self, stamps: Mapping[str, str]) -> dict[str, str]:
+        """Return the texts of the files, by name, that are indexed with these stamps."""
+        found: dict[str, str] = {}
+        for segment, table in self._segments(["name", "stamp", "text"]):
+            current = _current(table, stamps, found)
+            if 2 * len(current) < table.num_rows:
+                self._outdated.add(segment)
+            # Few texts are different: each is one object, however many files have it.
+            texts = table["text"].combine_chunks().dictionary_encode()
+            values = texts.dictionary.to_pylist()
+            codes = texts.indices.to_numpy()
+            found.update((name, values[codes[row]]) for name, row in current.items())
+        return found
+
+    def sharing(self, stamps: Mapping[str, str], id_hashes: Hashes) -> set[str]:
+        """Return the names of files that may have one of the hashes: those that have, or are not indexed.
+
+        Another process may be merging the segment of a file that was found before.
+        """
+        if not len(id_hashes):
+            return set()
+        found: set[str] = set()
+        indexed: set[str] = set()
+        wanted = np.unique(id_hashes)
+        shift = np.uint64(64 - _FILTER_BITS)
+        may_be_wanted = np.zeros(1 << _FILTER_BITS, np.bool_)  # by the first bits of a hash: most are not
+        may_be_wanted[wanted >> shift] = True
+        for _, table in self._segments(["name", "stamp", "id_hashes"]):
+            lists = table["id_hashes"].combine_chunks()
+            hashes = lists.flatten().to_numpy()
+            at = np.flatnonzero(may_be_wanted[hashes >> shift])
+            places = np.searchsorted(wanted, hashes[at])
+            at = at[wanted[np.minimum(places, len(wanted) - 1)] == hashes[at]]
+            ends = np.cumsum(pc.list_value_length(lists).to_numpy())
+            rows = set(np.searchsorted(ends, at, side="right").tolist())
+            current = _current(table, stamps)
+            indexed.update(current)
+            found.update(name for name, row in current.items() if row in rows)
+        return found.union(stamps.keys() - indexed)
+
+    def add(self, facts: Mapping[str, FileFacts], stamps: Mapping[str, str]) -> None:
+        """Add files to the index.
+
+        Args:
+            facts: what is kept of each, by name.
+            stamps: of all files there are: rows of others are left out of segments that are rewritten.
+        """
+        table = _table(facts, stamps)
+        size = table.nbytes + _OVERHEAD_BYTES
+        merged: list[str] = []
+        for name, stored in self._sizes():
+            has_room = size + stored <= _MAX_SEGMENT_BYTES
+            is_outdated = name in self._outdated and (has_room or not merged)
+            if is_outdated or (has_room and stored <= _MERGED_UP_TO * size):
+                size += stored
+                segment = self._read(name, SCHEMA.names)
+                merged.append(name)
+                if segment is not None:
+                    table = _without_outdated(pa.concat_tables([table, segment]), stamps)
+        data = _to_bytes(table)
+        added = _name(data)
+        if table.num_rows:
+            publish_bytes(join(self._folder, added), data, self._options)
+        for name in merged:
+            if name != added:
+                remove(join(self._folder, name), self._options)
+        self._outdated.difference_update(merged)
+
+    def _segments(self, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+        for name, _ in self._sizes():
+            table = self._read(name, columns)
+            if table is None:
+                self._outdated.add(name)
+            else:
+                yield name, table
+
+    def _read(self, name: str, columns: Sequence[str]) -> pa.Table | None:
+        """Return columns of a segment; None if it is damaged, or merged by another process meanwhile."""
+        data = read_bytes(join(self._folder, name), self._options)
+        if data is None or _name(data) != name:
+            return None
+        try:
+            table = read_buffer(data, columns)
+        except UNREADABLE:
+            return None
+        expected = pa.schema([SCHEMA.field(column) for column in columns])
+        return table if table.schema.equals(expected) else None
+
+    def _sizes(self) -> list[tuple[str, int]]:
+        """Return names and stored bytes of the segments, the smallest first."""
+        found = [
+            (name, file.size)
+            for name, file in files_in(self._folder, self._options, _SUFFIX).items()
+            if not name.startswith(".")
+        ]
+        return sorted(found, key=lambda entry: (entry[1], entry[0]))
+
+
+def _table(facts: Mapping[str, FileFacts], stamps: Mapping[str, str]) -> pa.Table:
+    hashes = [found.id_hashes for found in facts.values()]
+    offsets = np.cumsum([0, *map(len, hashes)]).astype(np.int32)
+    values = np.concatenate([np.empty(0, np.uint64), *hashes])
+    lists = pa.ListArray.from_arrays(offsets, values, type=SCHEMA.field("id_hashes").type)
+    columns = [
+        pa.array(list(facts), pa.string()),
+        pa.array([stamps[name] for name in facts], pa.string()),
+        pa.array([found.text for found in facts.values()], pa.string()),
+        lists,
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _current(
+    table: pa.Table, stamps: Mapping[str, str], known: Mapping[str, object] | None = None
+) -> dict[str, int]:
+    """Return the rows, by name, of files that have these stamps and are not known yet."""
+    rows = zip(table["name"].to_pylist(), table["stamp"].to_pylist(), strict=True)
+    return {
+        name: row
+        for row, (name, stamp) in enumerate(rows)
+        if stamps.get(name) == stamp and name not in (known or {})
+    }
+
+
+def _without_outdated(table: pa.Table, stamps: Mapping[str, str]) -> pa.Table:
+    return table.take(pa.array(sorted(_current(table, stamps).values()), pa.int64())).combine_chunks()
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    # Hashes are noise: nothing makes them smaller.
+    plain = ["id_hashes.list.element"]
+    pq.write_table(
+        table,
+        sink,
+        use_dictionary=["text"],
+        compression={name: "none" if name in plain else "zstd" for name in [*SCHEMA.names[:3], *plain]},
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def _name(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data) + _SUFFIX
+
+
+_SEAL = "seal"
+
+
+def seal(fields: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """Return the object as UTF-8, with one more field: the xxh3-128 of all other fields."""
+    plain = {name: value for name, value in fields.items() if name != _SEAL}
+    text = json.dumps({**plain, _SEAL: _digest(plain)}, ensure_ascii=False, sort_keys=True, indent=indent)
+    return f"{text}\n".encode()
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """Return the object without its digest.
+
+    Raises:
+        ValueError: the data is not as `seal` wrote it.
+    """
+    try:
+        fields = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(fields, dict) or _SEAL not in fields:
+        raise ValueError("no digest of itself: an older version wrote it, or somebody changed it")
+    stored_digest = fields.pop(_SEAL)
+    if stored_digest != _digest(fields):
+        raise ValueError("changed since it was written: its digest is another")
+    return fields
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(
+        json.dumps(fields, ensure_ascii=True, sort_keys=True, separators=(",", ":")).encode()
+    )

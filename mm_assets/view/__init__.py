@@ -1,0 +1,1 @@
+"""Looking at data: one sample, a preview of filters, the overview of a data set."""

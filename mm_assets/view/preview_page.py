@@ -1,0 +1,464 @@
+"""The preview as one HTML page.
+
+Curves of what a bound would keep wherever it lay, over the distribution of the score, as SVG.
+
+Words and numbers of a preview, the same on a page and in the terminal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from mm_assets.accounting.record import CURATED
+from mm_assets.filters.chain import SampleFilter
+from mm_assets.filters.filter import FLAG, Filter
+from mm_assets.model.notices import counted
+from mm_assets.view.html import page, text
+from mm_assets.view.overview import DROPPED, KEPT
+from mm_assets.view.preview_scores import (
+    IMAGES,
+    RAW_CHANGED,
+    SAMPLES,
+    Bound,
+    Numbers,
+    StoredScores,
+    bounds_of,
+    how_to_measure,
+    measured,
+    shard_name,
+)
+from mm_assets.view.preview_study import Borderline, Count, FilterCount, Pick, Study, contents_of
+from mm_assets.view.sample import Item
+from mm_assets.view.sample_pages import byte_size, cut
+
+HEADS: Final = (
+    "filter",
+    "drops alone: items",
+    "images",
+    "samples",
+    "bytes",
+    "only it drops: items",
+    "action",
+)
+QUANTILES: Final = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
+TOGETHER: Final = "all together"
+HOW_TO_SET: Final = (
+    "set a bound: mm-assets preview --set min_image_side=200 (mm-assets convert --help lists all)"
+)
+
+HOW_TO_RENEW: Final = f"make them again: mm-assets run --changed --assets {CURATED.asset},{IMAGES},{SAMPLES}"
+
+
+def page_title(stored: StoredScores) -> str:
+    """Return which shards were looked at."""
+    shards = f"{len(stored.shards):,} of {counted_in_thousands(stored.of_shards, 'shard')}"
+    return f"preview of {shards}, from stored scores"
+
+
+def summary(study: Study) -> list[str]:
+    """Return what there is, and what stays of it."""
+    counts = study.counts
+    given = counts.given
+    lines = [f"there are {_amounts(given)}"]
+    if counts.filters:
+        lines.append(f"all filters together keep {_kept(given, counts.dropped)}")
+    if counts.unreadable:
+        images = counted_in_thousands(counts.unreadable, "image")
+        lines.append(f"{images} could not be measured: no filter judges them, MM_ON_MATERIALIZE_ERROR does")
+    return lines
+
+
+def count_rows(study: Study) -> list[list[str]]:
+    """Return a row for each filter, with the columns `HEADS`, and one for all of them."""
+    given = study.counts.given
+    rows = [
+        [
+            named(count.filter),
+            *_shares(count.alone, given),
+            _share(count.only_it.items, given.items),
+            _action(count),
+        ]
+        for count in study.counts.by_filter
+    ]
+    return [*rows, [TOGETHER, *_shares(study.counts.dropped, given), "", ""]] if rows else []
+
+
+def faults(stored: StoredScores, study: Study) -> list[str]:
+    """Return a line for each filter that was left out, and for shards without scores."""
+    lines = []
+    for name, missing in study.left_out.items():
+        shards = counted_in_thousands(max(missing.values()), "shard")
+        lines.append(
+            f"filter {name} is left out: {shards} of {len(stored.shards):,} without {', '.join(missing)}; "
+            + how_to_measure(list(missing))
+        )
+    return [*lines, *left_out(stored)]
+
+
+def left_out(stored: StoredScores) -> list[str]:
+    """Return a line for each reason to leave out shards, with what to run."""
+    lines = []
+    for reason, shards in stored.left_out.items():
+        others = f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
+        how = HOW_TO_RENEW if reason == RAW_CHANGED else how_to_measure()
+        lines.append(f"shard {shard_name(shards[0])!r}{others} left out, {reason}; {how}")
+    return lines
+
+
+def distribution_rows(study: Study) -> list[list[str]]:
+    """Return heads, then the quantiles of each stored score."""
+    heads = ["score", "least", "5%", "25%", "half", "75%", "95%", "greatest"]
+    return [heads] + [
+        [name, *(f"{value:.6g}" for value in np.quantile(values, QUANTILES))]
+        for name, values in study.distributions.items()
+    ]
+
+
+def named(judge: Filter[Any]) -> str:
+    """Return a filter with the settings that turn it on."""
+    given = []
+    for name, known in judge.settings().items():
+        value = getattr(judge, name)
+        if value != type(judge).__dataclass_fields__[name].default:
+            given.append(f"{known.name}={_value(value)}")
+    return f"{judge.name} ({' '.join(given)})" if given else judge.name
+
+
+def unit_of(judge: Filter[Any]) -> str:
+    """Return what a filter judges."""
+    return "samples" if isinstance(judge, SampleFilter) else "images"
+
+
+def number(value: float | None) -> str:
+    """Return a score."""
+    return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def kept_and_dropped(given: int, dropped: int, in_bytes: bool = False) -> tuple[str, str]:
+    """Return two amounts with their shares."""
+    return _share(given - dropped, given, in_bytes), _share(dropped, given, in_bytes)
+
+
+def counted_in_thousands(amount: int, one: str) -> str:
+    """Return a number, with thousands set apart, and what is counted."""
+    return f"{amount:,} {counted(amount, one).partition(' ')[2]}"
+
+
+def of_values(values: Numbers | Sequence[Any], count: int, what: str) -> str:
+    """Return how many values something was made of, where that is not all."""
+    return f"made of {len(values):,} of {count:,} {what}, drawn by lot" if len(values) < count else ""
+
+
+def _shares(dropped: Count, given: Count) -> list[str]:
+    return [
+        _share(dropped.items, given.items),
+        _share(dropped.images, given.images),
+        _share(dropped.samples, given.samples),
+        _share(dropped.nbytes, given.nbytes, in_bytes=True),
+    ]
+
+
+def _share(part: int, whole: int, in_bytes: bool = False) -> str:
+    amount = byte_size(part) if in_bytes else f"{part:,}"
+    return f"{amount} ({part / whole:.1%})" if whole else amount
+
+
+def _action(count: FilterCount) -> str:
+    if count.filter.action != FLAG:
+        return count.filter.action
+    return f"{FLAG}s {count.flagged:,} {unit_of(count.filter)}"
+
+
+def _amounts(count: Count) -> str:
+    items, images, samples = (
+        counted_in_thousands(amount, one)
+        for amount, one in ((count.items, "item"), (count.images, "image"), (count.samples, "sample"))
+    )
+    return f"{items} in {samples}, among them {images} of {byte_size(count.nbytes)}"
+
+
+def _kept(given: Count, dropped: Count) -> str:
+    kept = given - dropped
+    return (
+        f"{_share(kept.items, given.items)} items, {_share(kept.images, given.images)} images, "
+        f"{_share(kept.samples, given.samples)} samples, {_share(kept.nbytes, given.nbytes, True)} of images"
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+_POINTS: Final = 100
+_BINS: Final = 48
+_LEFT, _TOP, _WIDTH, _HEIGHT = 44, 24, 580, 160
+_BOTTOM: Final = _TOP + _HEIGHT
+_OUTER: Final = 0.005  # share of the scores at each end that may lie outside
+_LOGARITHMIC: Final = 50  # times that the largest is the smallest
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The share (0..1) that a filter keeps by the place of one of its bounds."""
+
+    bound: Bound
+    places: Numbers
+    shares: Numbers
+    values: Numbers
+
+
+def curve_of(judge: Filter[Any], bound: Bound, scores: Sequence[Any]) -> Curve:
+    """Return the curve of one bound, by the verdicts of the filter; its other settings stay.
+
+    Args:
+        scores: some scores that stand for all.
+    """
+    values = measured(judge, scores)
+    values = values[np.isfinite(values)]
+    points = np.quantile(values, np.linspace(0, 1, _POINTS), method="nearest") if len(values) else np.zeros(0)
+    points = np.unique([*np.maximum(points, 0), bound.value])
+    if judge.settings()[bound.field].kind is int:
+        points = np.unique(np.round(points))
+    places, shares = [], []
+    for point in points.tolist():
+        try:
+            moved = replace(judge, **{bound.field: point})
+        except ValueError:  # beyond the other bound
+            continue
+        places.append(point)
+        shares.append(np.mean([reason is None for reason in moved.verdicts(scores)]) if scores else 1.0)
+    return Curve(bound, np.array(places), np.array(shares), values)
+
+
+def curve_svg(curve: Curve, unit: str) -> str:
+    """Return a curve as SVG, with the present bound marked.
+
+    Args:
+        unit: what is kept, such as ``images``.
+    """
+    axis = _Axis.over(curve.values, curve.bound.value)
+    inside = (curve.places >= axis.low) & (curve.places <= axis.high)
+    # Between two scores nothing changes: an upper bound lets in what lies on it, a lower one what lies above.
+    step = "H{0:.1f}V{1:.1f}" if curve.bound.is_upper else "V{1:.1f}H{0:.1f}"
+    steps = [
+        (axis.x(place), _BOTTOM - share * _HEIGHT)
+        for place, share in zip(curve.places[inside].tolist(), curve.shares[inside].tolist(), strict=True)
+    ]
+    (left, top), *others = steps
+    line = f"M{left:.1f} {top:.1f}" + "".join(step.format(*other) for other in others)
+    at = axis.x(curve.bound.value)
+    label = escape(f"{curve.bound.setting} {curve.bound.value:g}")
+    side = "end" if at > _LEFT + _WIDTH / 2 else "start"
+    body = (
+        _bars(curve.values, axis)
+        + _grid(axis)
+        + f"<path d='{line}' fill='none' stroke='{KEPT}' stroke-width='2'/>"
+        + f"<path d='M{at:.1f} {_TOP - 6}V{_BOTTOM}' stroke='{DROPPED}' stroke-width='2'"
+        + " stroke-dasharray='5 3'/>"
+        + _text(at + (-6 if side == "end" else 6), _TOP - 10, label, side)
+    )
+    return _svg(f"share of {unit} kept by {curve.bound.setting}", body)
+
+
+def histogram_svg(name: str, values: Numbers) -> str:
+    """Return the distribution of a score as SVG."""
+    axis = _Axis.over(values)
+    return _svg(f"distribution of {name}", _bars(values, axis, KEPT) + _ticks(axis))
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The horizontal axis: from ``low`` to ``high``, by ratios where the values span several magnitudes."""
+
+    low: float
+    high: float
+    is_logarithmic: bool
+
+    @classmethod
+    def over(cls, values: Numbers, *shown: float) -> _Axis:
+        ends = np.quantile(values, [_OUTER, 1 - _OUTER]).tolist() if len(values) else []
+        low, high = min([*ends, *shown]), max([*ends, *shown])
+        if len(values) and shown and high == max(shown):
+            high = max(high, float(values.max()))  # what lies beyond a bound is what one asks for
+        above = values[values > 0]
+        if low <= 0 < len(above):
+            # A few zeros, of blank pages for instance, must not press all others against the edge.
+            least = min([float(np.quantile(above, _OUTER)), *(value for value in shown if value > 0)])
+            if high / least > _LOGARITHMIC and len(above) > len(values) / 2:
+                low = least
+        if low == high:
+            low, high = low - 0.5, high + 0.5
+        return cls(low, high, low > 0 and high / low > _LOGARITHMIC)
+
+    def x(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.is_logarithmic:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+        return _LEFT + _WIDTH * (value - low) / (high - low)
+
+    def edges(self) -> Numbers:
+        space = np.geomspace if self.is_logarithmic else np.linspace
+        return np.asarray(space(self.low, self.high, _BINS + 1))
+
+    def ticks(self) -> list[float]:
+        if self.is_logarithmic:
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            marks = [digit * 10.0**decade for decade in decades for digit in (1, 3)]
+        else:
+            step = 10 ** math.floor(math.log10((self.high - self.low) / 2))
+            step *= next(f for f in (1, 2, 5, 10) if (self.high - self.low) / (step * f) <= 8)
+            first = math.ceil(self.low / step)
+            marks = [round(first + index, 0) * step for index in range(12)]
+        return [mark for mark in marks if self.low <= mark <= self.high]
+
+
+def _bars(values: Numbers, axis: _Axis, colour: str = "#8886") -> str:
+    edges = axis.edges()
+    counts, _ = np.histogram(np.maximum(values, axis.low) if axis.is_logarithmic else values, edges)
+    top = max(int(counts.max()), 1)
+    path = "".join(
+        f"M{axis.x(left):.1f} {_BOTTOM}V{_BOTTOM - _HEIGHT * count / top:.1f}H{axis.x(right):.1f}V{_BOTTOM}z"
+        for left, right, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
+        if count
+    )
+    return f"<path d='{path}' fill='{colour}'/>"
+
+
+def _grid(axis: _Axis) -> str:
+    lines = "".join(
+        f"<path d='M{_LEFT} {y}h{_WIDTH}' stroke='#8884'/>" + _text(_LEFT - 6, y + 4, f"{share}%", "end")
+        for share in (0, 25, 50, 75, 100)
+        for y in [_BOTTOM - share * _HEIGHT // 100]
+    )
+    return lines + _ticks(axis)
+
+
+def _ticks(axis: _Axis) -> str:
+    return f"<path d='M{_LEFT} {_BOTTOM}h{_WIDTH}' stroke='#888'/>" + "".join(
+        f"<path d='M{axis.x(mark):.1f} {_BOTTOM}v5' stroke='#888'/>"
+        + _text(axis.x(mark), _BOTTOM + 18, f"{mark:,.6g}", "middle")
+        for mark in axis.ticks()
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f"<text x='{x:.1f}' y='{y}' text-anchor='{anchor}'>{text}</text>"
+
+
+def _svg(title: str, body: str) -> str:
+    box = f"0 0 {_LEFT + _WIDTH + 16} {_BOTTOM + 26}"
+    return (
+        f"<svg viewBox='{box}' role='img' font-size='12' "
+        f"fill='currentColor'><title>{escape(title)}</title>{body}</svg>"
+    )
+
+
+_MOST_TEXT: Final = 300  # characters
+_MOST_ID: Final = 60
+_STYLE: Final = """
+body { max-width: 72rem; }
+svg { max-width: 44rem; width: 100%; height: auto; display: block; }
+td:not(:first-child) { white-space: nowrap; }
+.sheet { display: flex; flex-wrap: wrap; gap: 1rem .75rem; align-items: end; }
+.sheet figure { margin: 0; width: 8.5rem; }
+.sheet.samples { align-items: start; } .sheet.samples figure { width: 20rem; }
+.sheet img { max-height: 8rem; border: 1px solid var(--line); }
+.samples img { display: inline-block; max-height: 5rem; margin-inline-end: .25rem; }
+figcaption { font-size: .75rem; color: var(--dim); overflow-wrap: anywhere; }
+.text { font-size: .8rem; }
+h3 { font-size: .9rem; margin: 1.25rem 0 .5rem; }
+"""
+
+
+def preview_page(stored: StoredScores, study: Study) -> str:
+    """Return the page: counts, curves and contact sheets.
+
+    Raises:
+        ValueError: a curated file is damaged; the message names it.
+    """
+    picks = [pick for found in study.borderline for pick in (*found.kept, *found.refused)]
+    contents = contents_of(stored, picks)
+    title = page_title(stored)
+    body = [f"<h1>{text(_sentence(title))}</h1>"]
+    body += [f"<p>{text(_sentence(line))}.</p>" for line in summary(study)]
+    body += [_note(line) for line in faults(stored, study)]
+    if study.counts.filters:
+        body += _counts(study)
+    else:
+        body.append(_note(f"No filter is on; {HOW_TO_SET}"))
+    for name, values in study.distributions.items():
+        body.append(f"<section>\n<h2>{text(name)}</h2>\n{histogram_svg(name, values)}\n</section>")
+    for found in study.borderline:
+        body += _section(found, contents)
+    return page(title, "\n".join(body), _STYLE)
+
+
+def _counts(study: Study) -> Iterator[str]:
+    rows = count_rows(study)
+    yield '<div class="wide">' + _table(HEADS, rows) + "</div>"
+    given, dropped = study.counts.given, study.counts.dropped
+    amounts = [
+        (name, *kept_and_dropped(getattr(given, name), getattr(dropped, name)))
+        for name in ("items", "images", "samples")
+    ]
+    amounts.append(("bytes of images", *kept_and_dropped(given.nbytes, dropped.nbytes, in_bytes=True)))
+    yield f"<h2>{text(TOGETHER.capitalize())}</h2>"
+    yield _table(("", "kept", "dropped"), amounts)
+
+
+def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iterator[str]:
+    judge, unit = found.filter, unit_of(found.filter)
+    yield f'<section>\n<h2 dir="auto">{text(named(judge))}</h2>'
+    bounds = bounds_of(judge)
+    for bound in bounds:
+        yield curve_svg(curve_of(judge, bound, found.scores), unit)
+    if bounds:
+        drawn = of_values(found.scores, found.count, unit)
+        line = f"The line is the share of {unit} that this filter alone keeps, by the place of its bound; "
+        yield _note(line + "grey is the distribution of the score" + (f"; {drawn}" if drawn else ""))
+    refused = "Flagged" if judge.action == FLAG else "Dropped"
+    for name, picks in (("Kept", found.kept), (refused, found.refused)):
+        nearest = ", nearest to the bound first" if bounds else ""
+        yield f"<h3>{name}{nearest if picks else ': none'}</h3>"
+        if picks:
+            kind = "sheet samples" if found.is_of_samples else "sheet"
+            figures = "\n".join(_figure(pick, contents.get(pick, ())) for pick in picks)
+            yield f'<div class="{kind}">\n{figures}\n</div>'
+    yield "</section>"
+
+
+def _figure(pick: Pick, items: Sequence[Item]) -> str:
+    shown = "".join(item.shown or _note(item.error or "") for item in items if item.modality == "image")
+    texts = "\n".join(item.text for item in items if item.text is not None)
+    if texts:
+        shown += f'<p class="text" dir="auto">{text(cut(texts, _MOST_TEXT))}</p>'
+    if not items:
+        shown = _note("its curated rows are not there")
+    place = "" if pick.position is None else f" [{pick.position}]"
+    value = number(pick.value)
+    caption = f"<b>{text(value)}</b> " if value else ""
+    sample, shard = text(cut(pick.sample_id, _MOST_ID)), text(shard_name(pick.file_name))
+    caption += f"<bdi>{sample}</bdi>{place} <bdi>{shard}</bdi>"
+    return f"<figure>{shown}<figcaption>{caption}</figcaption></figure>"
+
+
+def _sentence(line: str) -> str:
+    return line[0].upper() + line[1:]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    first = "".join(f"<th>{text(head)}</th>" for head in heads)
+    others = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{first}</tr></thead><tbody>{others}</tbody></table>"
+
+
+def _note(line: str) -> str:
+    return f'<p class="note" dir="auto">{text(line)}</p>'

@@ -1,0 +1,492 @@
+"""What filters would drop, each alone and all together, counted over shards by the graph's own decisions.
+
+All that a preview says about some shards and filters, from one pass over the stored scores.
+
+Images and samples on both sides of the bounds of a filter: which they are.
+
+The few best of a stream of things, in bounded memory.
+
+What borderline images and samples look like, from curated Parquet, a few row groups at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Final, Generic, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from mm_assets.filters.chain import Decisions, FilterChain, SampleFilter
+from mm_assets.filters.filter import Filter
+from mm_assets.filters.measure import DECODE_ERROR, decoding
+from mm_assets.filters.measures import names_of
+from mm_assets.filters.registry import measures_for
+from mm_assets.formats.images.headers import ImageInfo
+from mm_assets.pool.workers import WorkerFailure, WorkerPool
+from mm_assets.storage.files import exists
+from mm_assets.view.html import Picture, picture
+from mm_assets.view.preview_scores import Numbers, ScoredShard, StoredScores, distances, measured
+from mm_assets.view.sample import Item, items_of, parquet_rows
+
+
+@dataclass(frozen=True)
+class Count:
+    """Numbers of items, of the images and samples among them, and bytes of the images."""
+
+    items: int = 0
+    images: int = 0
+    samples: int = 0
+    nbytes: int = 0
+
+    def __add__(self, other: Self) -> Count:
+        return Count(
+            self.items + other.items,
+            self.images + other.images,
+            self.samples + other.samples,
+            self.nbytes + other.nbytes,
+        )
+
+    def __sub__(self, other: Self) -> Count:
+        return Count(
+            self.items - other.items,
+            self.images - other.images,
+            self.samples - other.samples,
+            self.nbytes - other.nbytes,
+        )
+
+
+@dataclass
+class FilterCount:
+    """What one filter does.
+
+    Attributes:
+        alone: what it drops where it is the only filter.
+        only_it: what stays if it is left out of all filters, and goes with it.
+        flagged: images or samples that it lists and keeps, where it is the only filter.
+    """
+
+    filter: Filter[Any]
+    alone: Count = Count()
+    only_it: Count = Count()
+    flagged: int = 0
+
+
+@dataclass
+class WhatIf:
+    """Counts over the shards that were added.
+
+    Attributes:
+        given: what there is.
+        unreadable: images of which no score could be measured; filters do not judge them.
+        dropped: what all filters drop together.
+        by_filter: in the order of the filters.
+    """
+
+    filters: Sequence[Filter[Any]]
+    given: Count = Count()
+    unreadable: int = 0
+    dropped: Count = Count()
+    by_filter: list[FilterCount] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.by_filter = [FilterCount(judge) for judge in self.filters]
+        self._all = FilterChain.of(self.filters)
+        self._alone = [FilterChain.of([judge]) for judge in self.filters]
+        self._others = [FilterChain.of(f for f in self.filters if f is not judge) for judge in self.filters]
+
+    def add(self, shard: ScoredShard) -> list[Decisions]:
+        """Count a shard; return what each filter alone decides about its rows."""
+        rows = np.arange(len(shard.items))
+        self.given += _count(shard, rows)
+        self.unreadable += shard.images - len(shard.scores)
+        alone = [decide(chain, shard) for chain in self._alone]
+        together = alone[0] if len(alone) == 1 else decide(self._all, shard)
+        dropped = _dropped(shard, together)
+        self.dropped += dropped
+        for count, decisions, others in zip(self.by_filter, alone, self._others, strict=True):
+            count.alone += _dropped(shard, decisions)
+            count.flagged += len(decisions.flags)
+            # A filter that decides nothing changes nothing: at most that images are found to be faulty.
+            decides = any(refusal.filter is count.filter for refusal in together.refusals.values())
+            if decides or shard.images > len(shard.scores):
+                count.only_it += dropped - _dropped(shard, decide(others, shard))
+        return alone
+
+    def merge(self, other: WhatIf) -> None:
+        """Add the counts over other shards, of the same filters."""
+        self.given += other.given
+        self.unreadable += other.unreadable
+        self.dropped += other.dropped
+        for count, more in zip(self.by_filter, other.by_filter, strict=True):
+            count.alone += more.alone
+            count.only_it += more.only_it
+            count.flagged += more.flagged
+
+
+def decide(chain: FilterChain, shard: ScoredShard) -> Decisions:
+    """Return what a chain decides about the rows of a shard."""
+    row_keys = shard.row_keys if chain.images else shard.unscored_row_keys
+    return chain.decide(row_keys, shard.image_refusals, lambda: shard.samples)
+
+
+def _dropped(shard: ScoredShard, decisions: Decisions) -> Count:
+    return _count(shard, np.fromiter(decisions.refusals, np.int64, len(decisions.refusals)))
+
+
+def _count(shard: ScoredShard, rows: np.typing.NDArray[np.int64]) -> Count:
+    images = int(np.count_nonzero(rows < shard.images))
+    return Count(int(shard.items[rows].sum()), images, len(rows) - images, int(shard.nbytes[rows].sum()))
+
+
+T = TypeVar("T")
+_SEED = 0  # the same page for the same scores
+_ORDER = itemgetter(0, 1)
+
+
+class Nearest(Generic[T]):
+    """The things of the least distances; those of the same distance are drawn by lot.
+
+    Args:
+        limit: how many are kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._draw = np.random.default_rng(_SEED)
+        self._kept: list[tuple[float, float, T]] = []
+        self._worst = (np.inf, np.inf)
+
+    def add(self, distances: Numbers, thing: Callable[[int], T]) -> None:
+        """Look at more.
+
+        Args:
+            distances: of each; what is infinitely far is not kept.
+            thing: returns one by its index among them.
+        """
+        lots = self._draw.random(len(distances))
+        worst, lot = self._worst
+        is_near = np.isfinite(distances) & ((distances < worst) | ((distances == worst) & (lots < lot)))
+        near = np.flatnonzero(is_near)
+        near = near[np.lexsort((lots[near], distances[near]))][: self._limit]
+        self._kept += [(float(distances[i]), float(lots[i]), thing(i)) for i in near.tolist()]
+        if len(self._kept) >= 2 * self._limit:
+            self._cut()
+
+    def merge(self, other: Nearest[T]) -> None:
+        """Add what another one keeps."""
+        self._kept += other._kept
+        self._cut()
+
+    @property
+    def things(self) -> list[T]:
+        """What is kept, the nearest first."""
+        self._cut()
+        return [thing for _, _, thing in self._kept]
+
+    def _cut(self) -> None:
+        self._kept.sort(key=_ORDER)
+        del self._kept[self._limit :]
+        if len(self._kept) == self._limit:
+            self._worst = _ORDER(self._kept[-1])
+
+
+IMAGES_A_SIDE: Final = 12
+SAMPLES_A_SIDE: Final = 5
+SCORES_DRAWN: Final = 10_000  # that curves are made of: they are off by one percent at most, 19 times of 20
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One image or sample, and the number that the verdict on it was about.
+
+    Args:
+        file_name: of its shard.
+        position: of the image; None for a sample.
+    """
+
+    file_name: str
+    sample_id: str
+    position: int | None
+    value: float | None
+
+
+@dataclass
+class Borderline:
+    """The images or samples that are nearest to the bounds of a filter; without bounds any.
+
+    Attributes:
+        kept: those that the filter keeps, the nearest first.
+        refused: those that it drops or flags.
+        scores: some scores, drawn by lot, that stand for all.
+    """
+
+    filter: Filter[Any]
+    _sides: tuple[Nearest[Pick], Nearest[Pick]] = field(init=False)
+    _drawn: Nearest[Any] = field(default_factory=lambda: Nearest(SCORES_DRAWN))
+
+    def __post_init__(self) -> None:
+        limit = SAMPLES_A_SIDE if self.is_of_samples else IMAGES_A_SIDE
+        self._sides = Nearest(limit), Nearest(limit)
+        self.count = 0
+
+    @property
+    def is_of_samples(self) -> bool:
+        return isinstance(self.filter, SampleFilter)
+
+    @property
+    def kept(self) -> Sequence[Pick]:
+        return self._sides[0].things
+
+    @property
+    def refused(self) -> Sequence[Pick]:
+        return self._sides[1].things
+
+    @property
+    def scores(self) -> Sequence[Any]:
+        return self._drawn.things
+
+    def add(self, shard: ScoredShard, decisions: Decisions) -> None:
+        """Look at the images or samples of a shard.
+
+        Args:
+            decisions: what this filter alone decides.
+        """
+        scores: Mapping[Any, Any]
+        hit: Collection[Any]
+        if self.is_of_samples:
+            scores = dict(shard.samples)
+            rows = [*decisions.refusals, *(row for row, _ in decisions.flags)]
+            hit = {shard.row_keys[row]["sample_id"] for row in rows}
+        else:
+            scores, hit = shard.scores, shard.image_refusals.of(self.filter)
+        keys, found = list(scores), list(scores.values())
+        values = measured(self.filter, found)
+        far = distances(self.filter, values)
+        is_refused = np.array([key in hit for key in keys], bool)
+        self.count += len(keys)
+        self._drawn.add(np.zeros(len(keys)), found.__getitem__)
+        for side, is_wanted in zip(self._sides, (~is_refused, is_refused), strict=True):
+            side.add(
+                np.where(is_wanted, far, np.inf),
+                lambda index: self._pick(shard, keys[index], float(values[index])),
+            )
+
+    def merge(self, other: Borderline) -> None:
+        """Add what was found in other shards."""
+        self.count += other.count
+        self._drawn.merge(other._drawn)
+        for side, more in zip(self._sides, other._sides, strict=True):
+            side.merge(more)
+
+    def _pick(self, shard: ScoredShard, key: Any, value: float) -> Pick:
+        number = None if np.isnan(value) else value
+        if self.is_of_samples:
+            return Pick(shard.file_name, key, None, number)
+        row_key = shard.row_keys[key]
+        return Pick(shard.file_name, row_key["sample_id"], row_key["position"], number)
+
+
+_PARTS: Final = 16  # that workers do; not their number, as the page would depend on it
+_IMAGE_NUMBERS: Final = ("width", "height", "aspect_ratio", "byte_size")
+_SAMPLE_NUMBERS: Final = ("images", "texts", "words", "images_per_word")
+
+
+@dataclass
+class Study:
+    """What was found.
+
+    Args:
+        left_out: filters whose scores are not stored, with the number of shards that lack each measure.
+        borderline: for each of the other filters.
+        distributions: without filters: values of each stored score, drawn by lot if there are many.
+    """
+
+    counts: WhatIf
+    left_out: Mapping[str, Mapping[str, int]]
+    borderline: Sequence[Borderline] = ()
+    distributions: Mapping[str, Numbers] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Some of the shards, which a worker looks at."""
+
+    number: int
+    stored: StoredScores
+    shards: Sequence[str]
+    filters: Sequence[Filter[Any]]
+    measures: Sequence[Collection[str]]
+
+
+@dataclass
+class _Part:
+    """What was found in some of the shards.
+
+    Args:
+        drawn: scores of images, and of samples.
+    """
+
+    counts: WhatIf
+    borderline: Sequence[Borderline]
+    drawn: tuple[Nearest[Any], Nearest[Any]] = field(
+        default_factory=lambda: (Nearest(SCORES_DRAWN), Nearest(SCORES_DRAWN))
+    )
+
+    @classmethod
+    def of(cls, filters: Sequence[Filter[Any]]) -> _Part:
+        return cls(WhatIf(filters), [Borderline(judge) for judge in filters])
+
+    def add(self, shard: ScoredShard) -> None:
+        """Look at one more shard."""
+        for found, decisions in zip(self.borderline, self.counts.add(shard), strict=True):
+            found.add(shard, decisions)
+        if not self.borderline:
+            everything: list[list[Any]] = [
+                list(shard.scores.values()),
+                [score for _, score in shard.samples],
+            ]
+            for side, some in zip(self.drawn, everything, strict=True):
+                side.add(np.zeros(len(some)), some.__getitem__)
+
+    def merge(self, other: _Part) -> None:
+        """Add what was found in other shards."""
+        self.counts.merge(other.counts)
+        for mine, theirs in zip(self.borderline, other.borderline, strict=True):
+            mine.merge(theirs)
+        for side, more in zip(self.drawn, other.drawn, strict=True):
+            side.merge(more)
+
+
+def study(
+    stored: StoredScores,
+    filters: Sequence[Filter[Any]],
+    pool: WorkerPool | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Study:
+    """Return what filters would do to shards.
+
+    Args:
+        pool: workers, for many shards; None: it is done here. The result is the same.
+        progress: called with the number of shards that are done.
+
+    Raises:
+        ValueError: in one line, for damaged scores and for filters that fail.
+    """
+    needed = measures_for(filters)
+    missing = stored.missing(needed)
+    left_out = {
+        judge.name: lacking
+        for judge in filters
+        if (lacking := {name: missing[name] for name in judge.needs() if name in missing})
+    }
+    filters = [judge for judge in filters if judge.name not in left_out]
+    measures: Sequence[Collection[str]] = stored.numbers()
+    if filters:
+        of_images = [*names_of(needed.images), *([DECODE_ERROR] if decoding(needed.images) else [])]
+        measures = [of_images, names_of(needed.samples)]
+    parts = min(_PARTS, len(stored.shards))
+    jobs = [_Job(n, stored, stored.shards[n::parts], filters, measures) for n in range(parts)]
+    done: dict[int, _Part] = {}
+    results = ((job, _part_of(job)) for job in jobs) if pool is None else pool.map(_part_of, jobs)
+    for job, part in results:
+        if isinstance(part, WorkerFailure):
+            raise ValueError(part.message)
+        done[job.number] = part
+        progress(sum(len(jobs[number].shards) for number in done))
+    found = _Part.of(filters)
+    for number in sorted(done):  # the same page, whichever part was ready first
+        found.merge(done[number])
+    distributions = {} if filters else _distributions(found.drawn, measures)
+    return Study(found.counts, left_out, found.borderline, distributions)
+
+
+def _part_of(job: _Job) -> _Part:
+    part = _Part.of(job.filters)
+    with _no_search_for_cycles():
+        for file_name in job.shards:
+            part.add(job.stored.read(file_name, *job.measures))
+    return part
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """Keep Python from looking for cycles, a fifth of the time: scores are many objects, and have none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _distributions(
+    drawn: tuple[Nearest[Any], Nearest[Any]], measures: Sequence[Collection[str]]
+) -> dict[str, Numbers]:
+    found = {}
+    for side, always, names in zip(drawn, (_IMAGE_NUMBERS, _SAMPLE_NUMBERS), measures, strict=True):
+        for name in (*always, *sorted(names)):
+            values = [value for score in side.things if (value := score.value(name)) is not None]
+            if values:
+                found[name] = np.array(values, np.float64)
+    return found
+
+
+IMAGES_OF_A_SAMPLE: Final = 4
+_TEXTS_OF_A_SAMPLE: Final = 4
+_SIDE: Final = 192  # pixels
+_MOST_EMBEDDED: Final = 8 << 10
+
+
+def contents_of(stored: StoredScores, picks: Iterable[Pick]) -> dict[Pick, list[Item]]:
+    """Return the image of each pick, or the first texts and images of its sample, rendered for a page.
+
+    Nothing is returned for one whose curated file is gone, or has it no more.
+
+    Raises:
+        ShardError: a file is damaged.
+    """
+    by_file: dict[str, list[Pick]] = {}
+    for pick in dict.fromkeys(picks):
+        by_file.setdefault(pick.file_name, []).append(pick)
+    found: dict[Pick, list[Item]] = {}
+    for file_name, wanted in sorted(by_file.items()):
+        uri = stored.curated(file_name)
+        if exists(uri):
+            for table in parquet_rows(uri, {pick.sample_id for pick in wanted}):
+                for pick in wanted:
+                    items = items_of([_rows_of(pick, table, found.get(pick, []))], _observe)
+                    if items:
+                        found.setdefault(pick, []).extend(items)
+    return found
+
+
+def _rows_of(pick: Pick, table: pa.Table, known: Iterable[Item]) -> pa.Table:
+    """Return the rows that are shown, beside those that are known already."""
+    room = {"image": IMAGES_OF_A_SAMPLE, "text": _TEXTS_OF_A_SAMPLE}
+    for item in known:
+        room[item.modality] -= 1
+    chosen = []
+    places = table.select(["sample_id", "position", "modality"]).to_pylist()
+    for row, place in enumerate(places):
+        if place["sample_id"] == pick.sample_id and _is_shown(pick, place, room):
+            room[place["modality"]] -= 1
+            chosen.append(row)
+    return table.take(pa.array(chosen, pa.int64()))
+
+
+def _is_shown(pick: Pick, place: Mapping[str, Any], room: Mapping[str, int]) -> bool:
+    if pick.position is not None:
+        return bool(place["modality"] == "image" and place["position"] == pick.position)
+    return room.get(place["modality"], 0) > 0
+
+
+def _observe(data: memoryview, info: ImageInfo) -> str:
+    description = f"{info.format} of {info.display_width}x{info.display_height} pixels"
+    shown = picture(data, info, _MOST_EMBEDDED, _SIDE)
+    return (Picture(shown.uri) if shown.uri else shown).html(description)
