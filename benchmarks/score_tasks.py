@@ -22,7 +22,7 @@ def prepare_scores(files: Sequence[str], names: Sequence[str]) -> Work:
     from mm_assets.filters.measure import ImageContent
     from mm_assets.filters.measures import IMAGE_MEASURES
     from mm_assets.formats.images.headers import probe
-    from mm_assets.model.notices import ImageError
+    from mm_assets.model.errors import ImageError
 
     by_name = {measure.name: measure for measure in IMAGE_MEASURES}
     images = [Path(file).read_bytes() for file in files]

@@ -1,6 +1,6 @@
 """The code location: assets, their checks, jobs, sensors and resources."""
 
-from mm_assets.model.notices import explained
+from mm_assets.model.errors import explained
 
 try:
     import dagster as dg

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 
-from mm_assets.model.notices import MmAssetsError
+from mm_assets.model.errors import MmAssetsError
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import error_line
 

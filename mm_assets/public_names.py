@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from mm_assets.formats.webdataset.writer import InterleavedWebdatasetWriter as InterleavedWebdatasetWriter
     from mm_assets.formats.writer import InterleavedWriter as InterleavedWriter
     from mm_assets.formats.writer import Sink as Sink
+    from mm_assets.model.errors import DataError as DataError
+    from mm_assets.model.errors import MissingExtra as MissingExtra
+    from mm_assets.model.errors import MmAssetsError as MmAssetsError
+    from mm_assets.model.errors import ShardError as ShardError
     from mm_assets.model.locator import SourceRef as SourceRef
     from mm_assets.model.locator import build_source_ref as build_source_ref
     from mm_assets.model.locator import parse_source_ref as parse_source_ref
     from mm_assets.model.losses import MaterializeError as MaterializeError
-    from mm_assets.model.notices import DataError as DataError
-    from mm_assets.model.notices import MissingExtra as MissingExtra
-    from mm_assets.model.notices import MmAssetsError as MmAssetsError
-    from mm_assets.model.notices import ShardError as ShardError
     from mm_assets.model.samples import InterleavedBatch as InterleavedBatch
     from mm_assets.model.schema import INTERLEAVED_SCHEMA as INTERLEAVED_SCHEMA
     from mm_assets.model.schema import RESERVED_COLUMNS as RESERVED_COLUMNS
@@ -69,7 +69,7 @@ MODULES = {
     "Array3D": "mm_assets.formats.arrow_cache.features",
     "ArrowCache": "mm_assets.formats.arrow_cache.read",
     "ClassLabel": "mm_assets.formats.arrow_cache.features",
-    "DataError": "mm_assets.model.notices",
+    "DataError": "mm_assets.model.errors",
     "Features": "mm_assets.formats.arrow_cache.features",
     "INTERLEAVED_SCHEMA": "mm_assets.model.schema",
     "Image": "mm_assets.formats.arrow_cache.features",
@@ -88,8 +88,8 @@ MODULES = {
     "InterleavedWebdatasetWriter": "mm_assets.formats.webdataset.writer",
     "InterleavedWriter": "mm_assets.formats.writer",
     "MaterializeError": "mm_assets.model.losses",
-    "MissingExtra": "mm_assets.model.notices",
-    "MmAssetsError": "mm_assets.model.notices",
+    "MissingExtra": "mm_assets.model.errors",
+    "MmAssetsError": "mm_assets.model.errors",
     "MultiModalWebDataset": "mm_assets.formats.paired.dataset",
     "PairedShardList": "mm_assets.formats.paired.join",
     "PairedTarExpander": "mm_assets.formats.paired.dataset",
@@ -97,7 +97,7 @@ MODULES = {
     "RESERVED_COLUMNS": "mm_assets.model.schema",
     "SchemaMismatch": "mm_assets.model.schema",
     "Sequence": "mm_assets.formats.arrow_cache.features",
-    "ShardError": "mm_assets.model.notices",
+    "ShardError": "mm_assets.model.errors",
     "ShardedCacheMeta": "mm_assets.formats.arrow_cache.files",
     "Sink": "mm_assets.formats.writer",
     "SourceRef": "mm_assets.model.locator",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_assets.model.notices import MmAssetsError
+from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import regular_file
 from mm_assets.storage.stores import S3_OPTIONS, S3_SCHEMES, StoreTable, is_store, repeated_location

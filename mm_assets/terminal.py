@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from mm_assets.model.notices import explained, on_screen, show_warnings_as_lines, write_line
+from mm_assets.model.errors import explained, on_screen, show_warnings_as_lines, write_line
 from mm_assets.storage.errors import error_line, is_of_store, located, place_of
 
 FAILED = 1

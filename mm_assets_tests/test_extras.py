@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.demo import make_shards
-from mm_assets.model.notices import MissingExtra, explained
+from mm_assets.model.errors import MissingExtra, explained
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.pdf.pdf_files import pdf
 
@@ -102,7 +102,7 @@ def test_the_demo_names_the_extra_and_makes_nothing(tmp_path: Path) -> None:
 def test_the_code_location_names_the_extra(tmp_path: Path) -> None:
     done = _run(f"{BASE_ONLY} import mm_assets.definitions", folder=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"mm_assets.model.notices.MissingExtra: {GRAPH}"
+    assert done.stderr.splitlines()[-1] == f"mm_assets.model.errors.MissingExtra: {GRAPH}"
     assert "ModuleNotFoundError" not in done.stderr
 
 

@@ -26,16 +26,16 @@ from mm_assets.formats.reports import (
     merged_content,
 )
 from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
-from mm_assets.model.json_codec import is_json
-from mm_assets.model.locator import parse_source_ref
-from mm_assets.model.losses import Loss
-from mm_assets.model.notices import (
+from mm_assets.model.errors import (
     DUPLICATE_ID,
     INCOMPLETE_SAMPLE,
     UNREFERENCED_FRAME,
     UNREFERENCED_MEMBER,
     counted,
 )
+from mm_assets.model.json_codec import is_json
+from mm_assets.model.locator import parse_source_ref
+from mm_assets.model.losses import Loss
 from mm_assets.model.schema import RESERVED_COLUMNS
 from mm_assets.storage.files import StorageOptions, exists, join, remove
 

@@ -23,7 +23,7 @@ from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.tar.index import BLOCK
 from mm_assets.formats.tar.writer import END_BLOCKS
-from mm_assets.model.notices import Fault
+from mm_assets.model.errors import Fault
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import (
     StorageOptions,

@@ -23,7 +23,7 @@ from mm_assets.formats.parquet.files import UnreadableFile, read_small_table, ro
 from mm_assets.formats.raw_shards import originals_of
 from mm_assets.formats.tar.index import BLOCK, TarDamage, check_header, member_size
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
-from mm_assets.model.notices import FETCH_FAILED, Fault
+from mm_assets.model.errors import FETCH_FAILED, Fault
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.storage.errors import is_store_failure
 from mm_assets.storage.files import StorageOptions, exists, open_binary, remove, size_of, staged

@@ -28,7 +28,7 @@ from mm_assets.accounting.record import (
 )
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.names import partition_filename
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.storage.files import (
     StorageOptions,
     exists,

@@ -31,7 +31,7 @@ from mm_assets.automation.due_shards import FAILED, DueShards, due_shards, versi
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import fail_lost_runs
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 
 # What has started a run or a backfill: a tag, shown in the UI.
 STARTED_BY = "mm_assets/started_by"

@@ -59,7 +59,7 @@ from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation
 from mm_assets.graph.resources import MaintainedStorage
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import is_remote, join, local_path, sweep, sweep_output

@@ -27,7 +27,7 @@ from mm_assets.cli import arguments as filter_flags
 from mm_assets.cli import arguments as raw_layout
 from mm_assets.cli.arguments import Progress, byte_size, location, names, process_count, share
 from mm_assets.formats.names import FORMATS, TITLES, format_of, nearest_format, output_of
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.terminal import fail
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ class QuarantineRepeatedIds:
         )
 
     def _losses(self, removed: pa.Table) -> tuple[Loss, ...]:
+        from mm_assets.model.errors import DUPLICATE_ID
         from mm_assets.model.losses import Loss
-        from mm_assets.model.notices import DUPLICATE_ID
 
         seen: set[str] = set()
         losses = []
@@ -365,7 +365,7 @@ def _run(options: argparse.Namespace) -> int:
     from mm_assets.formats.registry import other_formats
     from mm_assets.formats.reports import PartitionsRefused
     from mm_assets.formats.writer import ExistingPartitions, PartitionReport, WriteReport
-    from mm_assets.model.notices import warn_user
+    from mm_assets.model.errors import warn_user
     from mm_assets.pool.workers import WorkerPool, available_cores
     from mm_assets.settings import Settings
     from mm_assets.storage.errors import error_line, located, readable_store_errors
@@ -499,7 +499,7 @@ class _Job(NamedTuple):
 def _convert(job: _Job, max_loss: float) -> PartitionReport:
     """Convert one partition in a worker; it is not published if it would lose more than ``max_loss``."""
     from mm_assets.accounting.ledger import LossShare
-    from mm_assets.model.notices import ShardError
+    from mm_assets.model.errors import ShardError
 
     def check(report: PartitionReport) -> None:
         if (refusal := LossShare.of_report(report).refusal(max_loss)) is not None:

@@ -31,7 +31,7 @@ from mm_assets.cli.arguments import (
     write_page,
 )
 from mm_assets.formats.names import TITLES
-from mm_assets.model.notices import MmAssetsError, counted
+from mm_assets.model.errors import MmAssetsError, counted
 from mm_assets.terminal import FAILED, ProgressLine, fail, printable
 
 if TYPE_CHECKING:

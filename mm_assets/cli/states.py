@@ -22,7 +22,7 @@ from typing import Any
 from mm_assets.cli import arguments as raw_layout
 from mm_assets.cli.arguments import add_storage_flag, location, storage_root
 from mm_assets.formats.names import TITLES
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.terminal import printable
 
 

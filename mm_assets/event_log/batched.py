@@ -24,7 +24,7 @@ from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 from sqlalchemy import Connection
 
 from mm_assets.event_log.rows import EventRow, is_batched
-from mm_assets.model.notices import MmAssetsError
+from mm_assets.model.errors import MmAssetsError
 
 T = TypeVar("T")
 

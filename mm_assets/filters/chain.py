@@ -33,9 +33,9 @@ from mm_assets.filters.scores import (
     score_samples,
 )
 from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.model.errors import warn_user
 from mm_assets.model.losses import Loss, with_errors
 from mm_assets.model.nested_types import compact, take_rows
-from mm_assets.model.notices import warn_user
 from mm_assets.model.samples import ROWS_CHANGED, InterleavedBatch, StepResult
 
 _KEY_COLUMNS = ("sample_id", "position", "modality", "materialize_error", "source_ref")

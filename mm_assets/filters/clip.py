@@ -28,7 +28,7 @@ import pyarrow as pa
 import xxhash
 
 from mm_assets.filters.measure import BatchedMeasure, ImageContent
-from mm_assets.model.notices import MmAssetsError, require
+from mm_assets.model.errors import MmAssetsError, require
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.files import NoRegularFile, regular_file
 

@@ -24,7 +24,7 @@ from mm_assets.filters.filter import Filter, FilterSettingError, Score, setting
 from mm_assets.filters.measure import Measure
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.scores import HEADER_TYPES, TEXT_TYPES, ImageScore, SampleScore
-from mm_assets.model.notices import MmAssetsError
+from mm_assets.model.errors import MmAssetsError
 
 _PARTS: Final = frozenset(
     {

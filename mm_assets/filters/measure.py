@@ -26,7 +26,7 @@ from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.formats.images.pixels import Pixels, TooMuchMemory, rgb_pixels, turned
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
 from mm_assets.model.digest import ContentDigest
-from mm_assets.model.notices import ImageError, MmAssetsError, unreadable_image
+from mm_assets.model.errors import ImageError, MmAssetsError, unreadable_image
 from mm_assets.storage.errors import error_line
 
 _MEASURE = b"mm_assets:measure"

@@ -50,7 +50,7 @@ from mm_assets.filters.measure import (
 )
 from mm_assets.filters.scores import HEADER_SCORES, SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA, TEXT_SCORES
 from mm_assets.formats.images.pixels import Pixels
-from mm_assets.model.notices import require
+from mm_assets.model.errors import require
 from mm_assets.plugins import load_plugins, plugin_fault
 
 if TYPE_CHECKING:

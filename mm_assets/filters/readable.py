@@ -21,8 +21,8 @@ from mm_assets.filters.scores import ImageScores, image_views
 from mm_assets.formats.images.decode import decode, refuse_bomb
 from mm_assets.formats.images.headers import ImageInfo, looks_whole, probe
 from mm_assets.formats.images.pixels import check_opens
+from mm_assets.model.errors import DECOMPRESSION_BOMB, DecompressionBomb, Fault, ImageError, unreadable_image
 from mm_assets.model.losses import with_errors
-from mm_assets.model.notices import DECOMPRESSION_BOMB, DecompressionBomb, Fault, ImageError, unreadable_image
 from mm_assets.model.samples import ROWS_CHANGED, InterleavedBatch, StepResult
 
 CHECKED, DECODED, UNDECODABLE = "images_checked", "images_decoded", "images_undecodable"

@@ -38,8 +38,8 @@ from mm_assets.filters.measure import (
     with_columns,
 )
 from mm_assets.formats.images.headers import ImageInfo, probe
+from mm_assets.model.errors import DataError, ImageError, unreadable_image
 from mm_assets.model.nested_types import binary_views
-from mm_assets.model.notices import DataError, ImageError, unreadable_image
 from mm_assets.storage.errors import error_line
 
 MAX_PIXELS = 178_956_970

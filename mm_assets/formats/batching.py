@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.model.errors import ShardError
 from mm_assets.model.nested_types import compact, is_bytes, take_rows
-from mm_assets.model.notices import ShardError
 from mm_assets.model.samples import Offsets, sample_codes, sample_offsets
 
 Sizes = npt.NDArray[np.int64]

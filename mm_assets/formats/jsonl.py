@@ -41,10 +41,10 @@ from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.rows import Sample
 from mm_assets.formats.webdataset.samples import TarSamples
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
+from mm_assets.model.errors import BAD_LAYOUT, ShardError
 from mm_assets.model.json_codec import dumps
 from mm_assets.model.locator import build_source_ref
 from mm_assets.model.losses import Loss
-from mm_assets.model.notices import BAD_LAYOUT, ShardError
 from mm_assets.storage.files import (
     StagedFile,
     StorageOptions,

@@ -36,7 +36,7 @@ from mm_assets.formats.pdf.address import PdfAddress, pdf_files_of, pdf_location
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
-from mm_assets.model.notices import MmAssetsError, warn_user
+from mm_assets.model.errors import MmAssetsError, warn_user
 from mm_assets.storage.errors import error_line, is_of_store, is_utf8, not_utf8
 from mm_assets.storage.files import (
     StorageOptions,

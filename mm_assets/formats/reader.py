@@ -24,10 +24,10 @@ from mm_assets.formats.batching import cut_rows, row_bytes
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.reports import ContentColumns
+from mm_assets.model.errors import ShardError, first_and_more, warn_user
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import refuse_broken_text
-from mm_assets.model.notices import ShardError, first_and_more, warn_user
 from mm_assets.model.samples import BatchStream, InterleavedBatch, group_samples, sample_offsets, sort_items
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,

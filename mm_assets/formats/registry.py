@@ -21,7 +21,7 @@ from mm_assets.formats.names import (
 from mm_assets.formats.names import SUFFIXES as SUFFIXES
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.writer import InterleavedWriter
-from mm_assets.model.notices import warn_user
+from mm_assets.model.errors import warn_user
 from mm_assets.storage.errors import absent
 from mm_assets.storage.files import StorageOptions, filesystem
 from mm_assets.storage.listing import expand_paths, names_in, packed_line, pdf_line

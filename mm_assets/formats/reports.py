@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.webdataset.layout import SOURCE
+from mm_assets.model.errors import MmAssetsError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import ItemError, Loss
-from mm_assets.model.notices import MmAssetsError, counted
 from mm_assets.model.samples import Example
 
 __all__ = ["PartitionReport", "WriteReport"]

@@ -27,10 +27,10 @@ from mm_assets.formats.reader import InterleavedReader, grouped_streams
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.model import json_codec
 from mm_assets.model.digest import ContentDigest
+from mm_assets.model.errors import MISSING_CONTENT, Fault, MmAssetsError, ShardError
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import ItemError, Loss, apply_policy, check_policy, with_errors
 from mm_assets.model.nested_types import refuse_broken_text
-from mm_assets.model.notices import MISSING_CONTENT, Fault, MmAssetsError, ShardError
 from mm_assets.model.samples import ROWS_CHANGED, BatchStream, InterleavedBatch, UniqueSamples, sort_items
 from mm_assets.model.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
 from mm_assets.storage.errors import cause_line

@@ -54,7 +54,7 @@ from mm_assets.graph.planned_jobs import (
     readable_settings,
     recorded_result,
 )
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.pool.ray import RayPool
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.errors import error_line, readable_store_errors

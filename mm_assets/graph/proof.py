@@ -29,7 +29,7 @@ from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.messages import Check, digest
 from mm_assets.graph.planned_jobs import report_shards, specs_by_shard
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.model.schema import schema_from_text, schema_to_text, unify_schemas
 from mm_assets.pool.workers import WorkerFailure
 from mm_assets.storage.errors import readable_store_errors

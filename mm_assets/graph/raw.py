@@ -40,7 +40,7 @@ from mm_assets.graph import dagster_internals as events
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.messages import Check, Shard, ShardSet
 from mm_assets.graph.planned_jobs import report_shards, shards_to_check, specs_by_shard
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.pool.workers import WorkerFailure
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings

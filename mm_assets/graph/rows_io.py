@@ -41,7 +41,7 @@ from mm_assets.graph.io_manager import RawInput, ShardIOManager
 from mm_assets.graph.messages import Check, Plan, ShardJob, ShardResult, digest
 from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
 from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, unreadable
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.model.schema import schema_from_text, schema_to_text
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import is_remote, join, local_path
@@ -60,7 +60,7 @@ def ingest_shard(job: ShardJob) -> ShardResult:
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetWriter
     from mm_assets.formats.raw_shards import RawReader
     from mm_assets.graph.shard_work import convert_shard, reader_arguments
-    from mm_assets.model.notices import DUPLICATE_ID
+    from mm_assets.model.errors import DUPLICATE_ID
 
     options = job.options
     policy = options["on_materialize_error"]

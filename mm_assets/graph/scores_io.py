@@ -57,7 +57,7 @@ def with_known_scores(root: str, jobs: Sequence[ShardJob | ShardResult]) -> Sequ
 def known_scores(job: ShardJob, kind: Readable[S]) -> S | None:
     """Return the scores of the same rows that are there; None where there are none, or others."""
     from mm_assets.formats.parquet.files import UnreadableFile
-    from mm_assets.model.notices import warn_user
+    from mm_assets.model.errors import warn_user
 
     if _KNOWN not in job.options:
         return None

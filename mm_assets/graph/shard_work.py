@@ -36,9 +36,9 @@ from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.graph.checks import MATERIALIZATION_ERRORS
 from mm_assets.graph.messages import Check, CheckStep, ShardJob, ShardResult, WrittenShard, blocked_by
+from mm_assets.model.errors import ShardError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import Loss, MaterializeError
-from mm_assets.model.notices import ShardError, counted
 from mm_assets.model.samples import ROWS_CHANGED
 from mm_assets.model.schema import SchemaMismatch, schema_from_text, schema_to_text
 from mm_assets.storage.errors import error_line, is_store_failure

@@ -33,7 +33,7 @@ from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.messages import digest
 from mm_assets.graph.planned_jobs import has_passed
-from mm_assets.model.notices import DataError, counted
+from mm_assets.model.errors import DataError, counted
 from mm_assets.storage.files import join
 
 _NAMED = 5  # shards in the line of a reason

@@ -50,7 +50,7 @@ from mm_assets.headless.request import (
     up_to_date_records,
 )
 from mm_assets.headless.summary import RunSummary
-from mm_assets.model.notices import counted, warning_line
+from mm_assets.model.errors import counted, warning_line
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import located, place_of, readable_store_errors

@@ -23,7 +23,7 @@ from mm_assets.graph.planned_jobs import materialization, metadata_values, parse
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
 from mm_assets.graph.raw import COLUMNS, CONTENT_TAKEN
 from mm_assets.graph.shard_work import LOSS_SHARE, LOSS_SHARE_OF
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.storage.errors import error_line
 
 _LONGEST = 300  # limit of characters of a check's summary, and of a step's error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.model.notices import explained
+from mm_assets.model.errors import explained
 from mm_assets.public_names import MODULES
 
 # Names of caches and paired tars, such as `Image`, would hide those of other libraries.

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from mm_assets.model import json_codec
+from mm_assets.model.errors import DataError
 from mm_assets.model.json_codec import dumps, is_json
 from mm_assets.model.nested_types import binary_views, plain_type
-from mm_assets.model.notices import DataError
 
 TEXTS, BLOBS = "text_content", "binary_content"
 Blob = bytes | memoryview

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.model.notices import MmAssetsError
+from mm_assets.model.errors import MmAssetsError
 
 # {"__arrow__": x}: x is the storage value (the integer of a date or time, the text of a JSON cell).
 RAW = "__arrow__"

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.model.notices import FETCH_FAILED, INCOMPLETE_SAMPLE, Fault, MmAssetsError, fault_of, warn_user
+from mm_assets.model.errors import FETCH_FAILED, INCOMPLETE_SAMPLE, Fault, MmAssetsError, fault_of, warn_user
 
 __all__ = ["MaterializeError"]
 
@@ -30,7 +30,7 @@ class Loss:
       required one.
     * ``flagged``: the filter ``kind`` refused it, but is set to keep what it refuses. It is in the output,
       and no lost item (`is_item`). A flagged sample is recorded once, with its first row.
-    * ``quarantined``: a fault of the class ``kind`` (see `mm_assets.model.notices`). A json that cannot
+    * ``quarantined``: a fault of the class ``kind`` (see `mm_assets.model.errors`). A json that cannot
       be decoded counts as one item, its metadata row; ``sample_id`` is then the member's key. A damaged range
       of a file holds an unknown number of samples: it is recorded once, without position and modality, and
       counts as no item (`is_item`).

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.model.digest import ContentDigest
+from mm_assets.model.errors import DataError, counted, first_and_more
 from mm_assets.model.losses import Loss, with_source_refs
 from mm_assets.model.nested_types import take_rows
-from mm_assets.model.notices import DataError, counted, first_and_more
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, REQUIRED_COLUMNS
 
 __all__ = ["InterleavedBatch"]

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
+from mm_assets.model.errors import MmAssetsError, warn_user
 from mm_assets.model.json_codec import is_json, json_field, to_json_text
 from mm_assets.model.nested_types import filled_column, nulls, plain_type
-from mm_assets.model.notices import MmAssetsError, warn_user
 
 __all__ = [
     "INTERLEAVED_SCHEMA",

@@ -26,7 +26,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from mm_assets.model.notices import MissingExtra, MmAssetsError, explained, warn_user
+from mm_assets.model.errors import MissingExtra, MmAssetsError, explained, warn_user
 from mm_assets.pool.worker_process import (
     WORKER_ENVIRONMENT,
     WorkerFailure,
@@ -423,7 +423,7 @@ def _work(message: bytes, paths: Mapping[str, str], starts: Any, attempt: str) -
         node does not see.
     """
     from mm_assets.formats.conversion import FreeMemory
-    from mm_assets.model.notices import show_warnings_as_lines
+    from mm_assets.model.errors import show_warnings_as_lines
 
     if (folder := missing_folder(paths)) is not None:
         import ray

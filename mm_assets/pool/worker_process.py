@@ -33,7 +33,7 @@ from typing import Any
 from weakref import WeakSet
 
 from mm_assets.formats.conversion import FreeMemory
-from mm_assets.model.notices import show_warnings_as_lines
+from mm_assets.model.errors import show_warnings_as_lines
 from mm_assets.storage.downloads import KeptCopies, keep_copies
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.stores import StoreTable, use_stores

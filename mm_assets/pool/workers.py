@@ -28,7 +28,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mm_assets.model.notices import MmAssetsError, warning_line, write_line
+from mm_assets.model.errors import MmAssetsError, warning_line, write_line
 from mm_assets.pool.worker_process import (
     TAKEN,
     WARNING,

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from mm_assets.model.notices import MmAssetsError, explained
+from mm_assets.model.errors import MmAssetsError, explained
 from mm_assets.storage.stores import without_secrets
 from mm_assets.storage.temporary import is_temporary
 

@@ -20,7 +20,7 @@ from mm_assets.formats.names import (
     format_by_suffix,
     is_parquet,
 )
-from mm_assets.model.notices import first_and_more, warn_user
+from mm_assets.model.errors import first_and_more, warn_user
 from mm_assets.storage.errors import absent, located
 from mm_assets.storage.files import StorageOptions, filesystem, is_remote, local_path
 from mm_assets.storage.stores import canonical_url, clean_url, expand_braces

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from mm_assets.accounting.history import FLAGGED
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import BY_ASSET, ShardRecords
-from mm_assets.model.notices import DataError
+from mm_assets.model.errors import DataError
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.files import StorageOptions, join
 from mm_assets.versions.state import (

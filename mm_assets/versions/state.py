@@ -43,7 +43,7 @@ from mm_assets.accounting.record import (
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import read_small_table
 from mm_assets.model.digest import ContentDigest, row_digests
-from mm_assets.model.notices import DataError
+from mm_assets.model.errors import DataError
 from mm_assets.model.schema import schema_from_text
 from mm_assets.storage.files import StorageOptions, exists, join, open_binary, staged
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from mm_assets.formats.images.decode import opened
 from mm_assets.formats.images.headers import ImageInfo
-from mm_assets.model.notices import DecompressionBomb, ImageError
+from mm_assets.model.errors import DecompressionBomb, ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import FILTERED
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.view.html import INLINE, svg_image
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import numpy as np
 from mm_assets.accounting.record import CURATED
 from mm_assets.filters.chain import SampleFilter
 from mm_assets.filters.filter import FLAG, Filter
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.view.html import page, text
 from mm_assets.view.overview import DROPPED, KEPT
 from mm_assets.view.preview_scores import (

@@ -47,7 +47,7 @@ from mm_assets.filters.scores import (
 from mm_assets.formats.images.pixels import ThumbnailStrip, thumbnail
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, open_parquet, read_small_table
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
 from mm_assets.storage.listing import names_in

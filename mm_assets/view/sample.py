@@ -28,8 +28,8 @@ from mm_assets.formats.parquet.files import (
     restore,
     rows_within,
 )
+from mm_assets.model.errors import ImageError, unreadable_image
 from mm_assets.model.nested_types import binary_views
-from mm_assets.model.notices import ImageError, unreadable_image
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 from mm_assets.storage.files import StorageOptions
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.formats.images.pixels import thumbnail
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.terminal import printable
 from mm_assets.view.html import MOST_EMBEDDED, PREVIEW_SIDE, page, picture, text
 from mm_assets.view.sample import Document, Item

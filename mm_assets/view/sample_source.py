@@ -26,8 +26,8 @@ from mm_assets.formats.parquet.files import UnreadableFile
 from mm_assets.formats.parquet.reader_writer import DOCUMENTS, rows_of
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.registry import reader_for
+from mm_assets.model.errors import ShardError, counted
 from mm_assets.model.losses import Loss
-from mm_assets.model.notices import ShardError, counted
 from mm_assets.model.samples import BatchStream
 from mm_assets.storage.errors import error_line, located
 from mm_assets.storage.files import exists, join

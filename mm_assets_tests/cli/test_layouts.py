@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats.registry import FORMATS
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets_tests.cli.commands import ok, refused, run
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.parquet_of_others import (

@@ -9,7 +9,7 @@ import pytest
 
 from mm_assets.filters import readable
 from mm_assets.filters.readable import CHECKED, DECODED, UNDECODABLE, ReadableImages
-from mm_assets.model.notices import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE, fault_of
+from mm_assets.model.errors import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE, fault_of
 from mm_assets.model.samples import ROWS_CHANGED, StepResult
 from mm_assets_tests.formats.datasets import batch_of, item
 from mm_assets_tests.formats.images.pictures import KINDS, picture

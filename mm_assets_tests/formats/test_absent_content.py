@@ -12,8 +12,8 @@ import pytest
 from mm_assets.cli import main
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError, build_source_ref
+from mm_assets.model.errors import FETCH_FAILED, MISSING_CONTENT, fault_of
 from mm_assets.model.losses import POLICIES
-from mm_assets.model.notices import FETCH_FAILED, MISSING_CONTENT, fault_of
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 from mm_assets_tests.formats.images.pictures import picture

@@ -19,7 +19,7 @@ from PIL import Image
 from mm_assets.formats.tar.index import TarDamage
 from mm_assets.formats.webdataset.layout import SampleError
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
-from mm_assets.model.notices import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8, ShardError
+from mm_assets.model.errors import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8, ShardError
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import tiff_of

@@ -19,7 +19,7 @@ from mm_assets.formats import batching as grouping
 from mm_assets.formats.batching import SampleSpans, grouped
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import InterleavedBatch, InterleavedParquetReader
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets.model.samples import group_samples
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, as_table, item, read, table_of, write

@@ -20,8 +20,8 @@ from mm_assets.interleaved import (
     InterleavedParquetReader,
     InterleavedWebdatasetReader,
 )
+from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
-from mm_assets.model.notices import ShardError
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import as_table, batch_of, item, read, table_of, write
 from mm_assets_tests.formats.images.pictures import picture

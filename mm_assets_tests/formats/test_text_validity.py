@@ -11,8 +11,8 @@ import pytest
 from mm_assets.formats.arrow_cache.interleaved import ArrowCacheSink
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch
+from mm_assets.model.errors import NOT_UTF8, ShardError
 from mm_assets.model.nested_types import broken_rows
-from mm_assets.model.notices import NOT_UTF8, ShardError
 from mm_assets_tests.cli.commands import refused
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 

@@ -15,7 +15,7 @@ import pytest
 from mm_assets.accounting.canonical import derive
 from mm_assets.formats.registry import FORMATS, reader_for
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets_tests.cli.commands import refused
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import batch_of, item, read, write

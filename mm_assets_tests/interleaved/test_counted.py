@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 
 
 def test_one_thing_has_no_s() -> None:

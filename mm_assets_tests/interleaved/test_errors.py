@@ -14,7 +14,7 @@ from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.tar.index import TarDamage
 from mm_assets.formats.webdataset.layout import SampleError
 from mm_assets.interleaved import MaterializeError, MmAssetsError, SchemaMismatch
-from mm_assets.model.notices import DecompressionBomb, ImageError, LosslessSplitError, ShardError
+from mm_assets.model.errors import DecompressionBomb, ImageError, LosslessSplitError, ShardError
 from mm_assets.storage.errors import StoreError
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
-from mm_assets.model.losses import apply_policy
-from mm_assets.model.notices import (
+from mm_assets.model.errors import (
     DANGLING_REFERENCE,
     FAULTS,
     FETCH_FAILED,
@@ -31,6 +30,7 @@ from mm_assets.model.notices import (
     oversized_member,
     unreadable_image,
 )
+from mm_assets.model.losses import apply_policy
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import grey_page, tiff_of, write_tiff
 from mm_assets_tests.formats.raw_tars import make_tar

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from mm_assets.formats.names import format_of
 from mm_assets.model.digest import BLOBS, Blob, ContentDigest
+from mm_assets.model.errors import ShardError
 from mm_assets.model.nested_types import binary_views
-from mm_assets.model.notices import ShardError
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets.storage.errors import cause_line
 from mm_assets.storage.files import NoRegularFile, StorageOptions

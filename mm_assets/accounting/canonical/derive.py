@@ -31,9 +31,9 @@ from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
 from mm_assets.model import json_codec
 from mm_assets.model.digest import ContentDigest
+from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.nested_types import is_bytes, refuse_broken_text
-from mm_assets.model.notices import ShardError
 from mm_assets.model.schema import (
     REQUIRED_COLUMNS,
     RESERVED_COLUMNS,

@@ -28,8 +28,8 @@ from mm_assets.formats.partitions import Partition, common_root, partition_name
 from mm_assets.formats.registry import reader_for
 from mm_assets.model import json_codec
 from mm_assets.model.digest import BLOBS
+from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import FieldTally, build_column, is_json
-from mm_assets.model.notices import ShardError
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 
 _BYTES_AT_ONCE = 8 << 20

@@ -32,7 +32,7 @@ from mm_assets.formats.parquet.document_file import WrittenOut
 from mm_assets.formats.parquet.document_layout import is_interleaved
 from mm_assets.formats.parquet.files import open_checked, original_schema, restore, unreadable_dictionary
 from mm_assets.model.digest import BLOBS
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets.model.schema import schema_from_text
 from mm_assets.storage.errors import cause_line
 from mm_assets.storage.files import (

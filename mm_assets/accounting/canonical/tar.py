@@ -45,8 +45,8 @@ from mm_assets.accounting.canonical.documents import (
 )
 from mm_assets.model import json_codec
 from mm_assets.model.digest import BLOBS, TEXTS, ContentDigest, label
+from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import RAW, dumps, is_json
-from mm_assets.model.notices import ShardError
 from mm_assets.model.schema import INTERLEAVED_SCHEMA, unify_schemas
 from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, open_binary, regular_file
 

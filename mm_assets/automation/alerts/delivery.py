@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.automation.alerts.message import Message
-from mm_assets.model.notices import explained
+from mm_assets.model.errors import explained
 from mm_assets.settings_file import given_settings
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mm_assets.automation.sensors import PRESENT
 from mm_assets.graph.instance_queries import FailingPartition
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 
 Severity = Literal["error", "warn"]
 

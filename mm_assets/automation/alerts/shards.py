@@ -21,7 +21,7 @@ from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.instance_queries import FailingPartition
 from mm_assets.graph.io_manager import SHARDED_TAG
 from mm_assets.graph.planned_jobs import parse_failure
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 
 _SHOWN_STEPS = 3
 

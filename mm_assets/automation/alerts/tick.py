@@ -52,7 +52,7 @@ from mm_assets.automation.alerts.runs import (
     stale_assets,
 )
 from mm_assets.automation.alerts.shards import View
-from mm_assets.model.notices import counted
+from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
 
 # Causes of one backfill or run that get a message each; further ones share one when it has ended. With that

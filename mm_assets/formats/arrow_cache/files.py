@@ -25,8 +25,8 @@ import pyarrow.ipc as ipc
 import xxhash
 
 from mm_assets.formats.arrow_cache.features import Features, as_features, features_of
+from mm_assets.model.errors import DataError, counted
 from mm_assets.model.json_codec import is_json
-from mm_assets.model.notices import DataError, counted
 from mm_assets.model.schema import schema_from_text, schema_to_text
 from mm_assets.storage.files import is_remote, local_path, regular_file, sync, whole_url
 

@@ -39,7 +39,7 @@ from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.writer import InterleavedWriter, Sink
 from mm_assets.model.digest import BLOBS
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets.model.schema import REQUIRED_COLUMNS
 from mm_assets.storage.files import StorageOptions, exists, is_remote, join, local_path, open_binary, size_of
 

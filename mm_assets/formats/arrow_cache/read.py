@@ -30,8 +30,8 @@ from mm_assets.formats.arrow_cache.files import (
     read_sharded_cache_meta,
     require_features,
 )
+from mm_assets.model.errors import DataError, counted, first_and_more
 from mm_assets.model.json_codec import is_json
-from mm_assets.model.notices import DataError, counted, first_and_more
 from mm_assets.model.samples import sample_offsets
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 

@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from mm_assets.formats.images.tiff_directories import as_view
-from mm_assets.model.notices import DecompressionBomb, ImageError
+from mm_assets.model.errors import DecompressionBomb, ImageError
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile

@@ -39,7 +39,7 @@ from mm_assets.formats.images.tiff_directories import (
     orientation,
     read_header,
 )
-from mm_assets.model.notices import ImageError
+from mm_assets.model.errors import ImageError
 
 Buffer = bytes | memoryview
 Size = tuple[int, int, int]

@@ -35,8 +35,8 @@ from mm_assets.formats.images.tiff_directories import (
     iter_entries,
     read_header,
 )
+from mm_assets.model.errors import ImageError
 from mm_assets.model.nested_types import binary_views
-from mm_assets.model.notices import ImageError
 from mm_assets.model.samples import InterleavedBatch, Step, StepResult
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from mm_assets.formats.images.tiff_directories import (
     next_directory,
     read_header,
 )
-from mm_assets.model.notices import ImageError, LosslessSplitError
+from mm_assets.model.errors import ImageError, LosslessSplitError
 
 _POINTER_TYPES: Final = DIRECTORY_TYPES | {LONG, LONG8}
 _MAX_DEPTH: Final = 6

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mm_assets.model.notices import ImageError
+from mm_assets.model.errors import ImageError
 
 WIDTH: Final = 256
 HEIGHT: Final = 257

@@ -27,9 +27,9 @@ from mm_assets.formats.lance.types import (
     to_storage,
     to_storage_schema,
 )
+from mm_assets.model.errors import MmAssetsError
 from mm_assets.model.json_codec import is_json, json_field
 from mm_assets.model.nested_types import plain_type
-from mm_assets.model.notices import MmAssetsError
 from mm_assets.model.schema import RESERVED_COLUMNS, align_table, order_columns, unify_schemas
 
 _NO_DATA = -2  # Lance's own mark for a column of a file that is no field of the table any more

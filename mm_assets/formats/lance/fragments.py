@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from mm_assets.formats.conversion import FreeMemory
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.types import file_version, to_storage, to_storage_schema
-from mm_assets.model.notices import DataError
+from mm_assets.model.errors import DataError
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata

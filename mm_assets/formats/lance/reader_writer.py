@@ -35,7 +35,7 @@ from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.digest import ContentDigest
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets.storage.errors import StoreError, attempts, error_line, located, readable_store_errors
 from mm_assets.storage.files import StorageOptions, absolute, filesystem, is_remote, join
 from mm_assets.storage.listing import matching

@@ -31,7 +31,7 @@ import xxhash
 
 from mm_assets.formats.lance.fragments import FragmentSet, pack_ids, unpack_ids
 from mm_assets.formats.lance.location import Location, each
-from mm_assets.model.notices import warn_user
+from mm_assets.model.errors import warn_user
 from mm_assets.storage.files import join
 from mm_assets.storage.small_files import FileFacts, FileIndex, hashes_of
 from mm_assets.storage.stamps import files_in

@@ -30,7 +30,7 @@ from lance.commit import CommitConflictError
 from mm_assets.formats.lance.location import until_answered
 from mm_assets.formats.lance.records import LancePartitionStats, PartitionRecord
 from mm_assets.formats.lance.types import with_original_names
-from mm_assets.model.notices import MmAssetsError
+from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.errors import StoreError, cause_line, error_line, is_of_store, located
 
 Result = TypeVar("Result")

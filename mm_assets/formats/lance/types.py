@@ -16,8 +16,8 @@ from typing import TypeVar
 import pyarrow as pa
 
 from mm_assets.model import json_codec
+from mm_assets.model.errors import MmAssetsError
 from mm_assets.model.nested_types import plain_type, with_children
-from mm_assets.model.notices import MmAssetsError
 
 ARROW_TYPE = (
     b"mm_assets:arrow_type"  # field metadata: base64 of an IPC schema with one field of the original type

@@ -36,7 +36,7 @@ from mm_assets.formats.paired.join import (
     index_samples,
     open_shards,
 )
-from mm_assets.model.notices import DataError, counted
+from mm_assets.model.errors import DataError, counted
 
 __all__ = ["MultiModalWebDataset", "PairedTarExpander"]
 

@@ -30,7 +30,7 @@ from webdataset.tariterators import base_plus_ext
 from mm_assets.formats.tar.index import damage
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.tar.spool import local_tar, plain_descriptor, unpacked_limit
-from mm_assets.model.notices import DataError, counted
+from mm_assets.model.errors import DataError, counted
 from mm_assets.storage.files import open_binary
 from mm_assets.storage.stores import expand_braces
 

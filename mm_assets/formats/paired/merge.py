@@ -50,8 +50,8 @@ from mm_assets.formats.webdataset.layout import (
 )
 from mm_assets.formats.webdataset.native import refusal, write_unpaired, write_unread
 from mm_assets.model import json_codec
+from mm_assets.model.errors import BAD_LAYOUT, MISSING_MODALITY, DataError
 from mm_assets.model.json_codec import FieldTally, build_column, dumps, is_json, json_field
-from mm_assets.model.notices import BAD_LAYOUT, MISSING_MODALITY, DataError
 from mm_assets.model.schema import schema_to_text
 from mm_assets.storage.errors import absent, located
 from mm_assets.storage.files import (

@@ -28,14 +28,14 @@ from mm_assets.formats.webdataset.layout import (
     SampleError,
     parse_payload,
 )
-from mm_assets.model.locator import build_source_ref
-from mm_assets.model.notices import (
+from mm_assets.model.errors import (
     BAD_LAYOUT,
     DANGLING_REFERENCE,
     NOT_UTF8,
     OVERSIZED_MEMBER,
     UNREADABLE_MEMBER,
 )
+from mm_assets.model.locator import build_source_ref
 from mm_assets.model.schema import RESERVED_COLUMNS
 
 # webdataset's rule: the key ends at the first dot of the file name. Unlike there, a hidden file has no key

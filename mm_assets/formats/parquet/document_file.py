@@ -30,7 +30,7 @@ from mm_assets.formats.parquet.files import (
 )
 from mm_assets.formats.tar.spool import unpacked_limit
 from mm_assets.formats.webdataset.layout import MAX_FIELDS, RawLayout
-from mm_assets.model.notices import ShardError, warn_user
+from mm_assets.model.errors import ShardError, warn_user
 
 MAX_ROW_BYTES = 1 << 30  # a row is held in memory as a whole
 _MAX_PACKED = 64 << 20  # bytes of a column in a row group; its dictionary is only inspected below that

@@ -36,11 +36,7 @@ from mm_assets.formats.reports import CONTENT, content_columns
 from mm_assets.formats.webdataset.layout import MAX_POSITION, METADATA_TYPE, SOURCE, TEXT_TYPE, SampleError
 from mm_assets.formats.webdataset.rows import width
 from mm_assets.model import json_codec
-from mm_assets.model.json_codec import dumps, json_field
-from mm_assets.model.locator import build_source_ref
-from mm_assets.model.losses import Loss
-from mm_assets.model.nested_types import binary_views, broken_rows
-from mm_assets.model.notices import (
+from mm_assets.model.errors import (
     BAD_LAYOUT,
     BAD_SAMPLE_ID,
     DANGLING_REFERENCE,
@@ -51,6 +47,10 @@ from mm_assets.model.notices import (
     ShardError,
     oversized_member,
 )
+from mm_assets.model.json_codec import dumps, json_field
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.losses import Loss
+from mm_assets.model.nested_types import binary_views, broken_rows
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
     METADATA_POSITION,

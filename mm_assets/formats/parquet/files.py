@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from fsspec.parquet import open_parquet_file
 
 from mm_assets.model import json_codec
+from mm_assets.model.errors import MmAssetsError, ShardError
 from mm_assets.model.json_codec import FieldTally, dumps
 from mm_assets.model.nested_types import filled_column, with_bytes, with_children
-from mm_assets.model.notices import MmAssetsError, ShardError
 from mm_assets.model.schema import schema_from_text, schema_to_text
 from mm_assets.storage.errors import cause_line, is_of_store
 from mm_assets.storage.files import StorageOptions, filesystem, is_remote, open_binary, regular_file, staged

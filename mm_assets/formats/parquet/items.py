@@ -30,10 +30,7 @@ from mm_assets.formats.parquet.files import (
 )
 from mm_assets.formats.reader import FileSource, FileSurvey, SurveyedSample
 from mm_assets.model.digest import BLOBS
-from mm_assets.model.locator import build_source_ref
-from mm_assets.model.losses import Loss
-from mm_assets.model.nested_types import broken_rows, is_bytes, take_rows, with_bytes
-from mm_assets.model.notices import (
+from mm_assets.model.errors import (
     BAD_LAYOUT,
     BAD_SAMPLE_ID,
     DUPLICATE_ID,
@@ -41,6 +38,9 @@ from mm_assets.model.notices import (
     NOT_UTF8,
     ShardError,
 )
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.losses import Loss
+from mm_assets.model.nested_types import broken_rows, is_bytes, take_rows, with_bytes
 from mm_assets.model.samples import sample_offsets, sort_items
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,

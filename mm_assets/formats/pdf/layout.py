@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mm_assets.formats.tar.writer import FileRange
-from mm_assets.model.notices import Fault
+from mm_assets.model.errors import Fault
 
 _DIGITS = 4  # of a share of the page: 0.06 points of a page of 600
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from mm_assets.model.notices import DataError, MmAssetsError
+from mm_assets.model.errors import DataError, MmAssetsError
 
 # A picture of the most pixels takes up to 1 GiB with its mask, as pdfium and Pillow hold it several times.
 # What lies in the file is held several times, too: a file of 256 MiB of noise, in one picture, took 2 GiB.

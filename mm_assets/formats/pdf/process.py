@@ -38,7 +38,7 @@ from mm_assets.formats.pdf.limits import (
     out_of_memory,
 )
 from mm_assets.formats.tar.writer import FileRange
-from mm_assets.model.notices import ITEM_FAULTS, Fault, require
+from mm_assets.model.errors import ITEM_FAULTS, Fault, require
 
 _START = Path(__file__).with_name("start.py")
 _LOOK_SECONDS = 0.05  # between two looks at the memory of the process

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mm_assets.model.notices import DAMAGED_TAR, DANGLING_REFERENCE, TRUNCATED_TAR, Fault, MmAssetsError
+from mm_assets.model.errors import DAMAGED_TAR, DANGLING_REFERENCE, TRUNCATED_TAR, Fault, MmAssetsError
 
 BLOCK = 512
 

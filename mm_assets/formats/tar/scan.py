@@ -33,7 +33,7 @@ from mm_assets.formats.tar.index import DamagedRange as DamagedRange
 from mm_assets.formats.tar.index import Member as Member
 from mm_assets.formats.tar.index import Skipped as Skipped
 from mm_assets.formats.tar.index import TarIndex as TarIndex
-from mm_assets.model.notices import DataError
+from mm_assets.model.errors import DataError
 
 _MAGIC = b"ustar"
 _MAGIC_AT = 257

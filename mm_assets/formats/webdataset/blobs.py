@@ -10,7 +10,7 @@ from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
 from mm_assets.formats.tar.scan import Member, read_members
 from mm_assets.formats.webdataset.rows import ResolvedContent, Row
-from mm_assets.model.notices import DANGLING_REFERENCE, Fault, ImageError, lost_frame
+from mm_assets.model.errors import DANGLING_REFERENCE, Fault, ImageError, lost_frame
 
 _SNIFF_BYTES = 64
 # Bytes of all split frames per byte of their TIFF: frames that share strips could take far more.

@@ -34,8 +34,7 @@ from mm_assets.formats.webdataset.rows import (
     frame_member,
     resolve_raw,
 )
-from mm_assets.model.locator import build_source_ref
-from mm_assets.model.notices import (
+from mm_assets.model.errors import (
     BAD_LAYOUT,
     BAD_SAMPLE_ID,
     DANGLING_REFERENCE,
@@ -44,6 +43,7 @@ from mm_assets.model.notices import (
     oversized_member,
     warn_user,
 )
+from mm_assets.model.locator import build_source_ref
 from mm_assets.model.schema import METADATA_POSITION, RESERVED_COLUMNS
 
 CAPTION = "caption"  # json field with the text, if there is no text member

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from mm_assets.model.errors import BAD_JSON, FAULTS, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8, ShardError
 from mm_assets.model.json_codec import is_too_deep
-from mm_assets.model.notices import BAD_JSON, FAULTS, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8, ShardError
 
 SAMPLE_ID = "sample_id"
 TEXTS = "texts"
@@ -137,7 +137,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 class SampleError(ShardError):
     """One sample cannot be read.
 
-    ``kind`` is the fault class (see `mm_assets.model.notices`); the message names file, member and
+    ``kind`` is the fault class (see `mm_assets.model.errors`); the message names file, member and
     field. ``sample_id`` is the id that the sample states, if that could be read. ``source_ref`` locates the
     fault, if it is not in the sample's json.
     """

@@ -31,8 +31,8 @@ from mm_assets.formats.webdataset.layout import (
 )
 from mm_assets.formats.webdataset.rows import MISFITS, Sample, SchemaTally, build_table, misfit, width
 from mm_assets.formats.webdataset.samples import TarSamples
+from mm_assets.model.errors import BAD_LAYOUT, UNREFERENCED_FRAME, warn_user
 from mm_assets.model.losses import Loss
-from mm_assets.model.notices import BAD_LAYOUT, UNREFERENCED_FRAME, warn_user
 from mm_assets.model.schema import RESERVED_COLUMNS, align_table, canonical_schema
 from mm_assets.storage.files import StorageOptions, local_path
 from mm_assets.storage.listing import Paths

@@ -29,8 +29,8 @@ from mm_assets.formats.reports import string_leaves
 from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_ROOM, TIFF_EXTENSIONS, RawLayout, extension
 from mm_assets.model import json_codec
+from mm_assets.model.errors import DANGLING_REFERENCE, Fault, missing_member
 from mm_assets.model.json_codec import RAW, FieldTally, build_column, dumps, is_json, json_field
-from mm_assets.model.notices import DANGLING_REFERENCE, Fault, missing_member
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
     RESERVED_COLUMNS,

@@ -46,9 +46,7 @@ from mm_assets.formats.webdataset.layout import (
 )
 from mm_assets.formats.webdataset.native import decode_native
 from mm_assets.formats.webdataset.rows import SLOT, Sample, SchemaTally, misfit
-from mm_assets.model.locator import build_source_ref
-from mm_assets.model.losses import Loss
-from mm_assets.model.notices import (
+from mm_assets.model.errors import (
     BAD_LAYOUT,
     DANGLING_REFERENCE,
     DUPLICATE_ID,
@@ -60,6 +58,8 @@ from mm_assets.model.notices import (
     ImageError,
     lost_frame,
 )
+from mm_assets.model.locator import build_source_ref
+from mm_assets.model.losses import Loss
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.storage.downloads import Download
 from mm_assets.storage.files import StorageOptions, is_remote, local_path, size_of

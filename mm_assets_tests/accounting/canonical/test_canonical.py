@@ -12,8 +12,8 @@ import pytest
 
 from mm_assets.accounting.canonical import CanonicalSource, derive
 from mm_assets.interleaved import InterleavedBatch
+from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
-from mm_assets.model.notices import ShardError
 from mm_assets.model.schema import SchemaMismatch
 from mm_assets_tests.accounting.mutations import rewrite
 from mm_assets_tests.formats.conformance.outputs import EXTRAS, PNG, ROWS, TABLE, place, rows_of

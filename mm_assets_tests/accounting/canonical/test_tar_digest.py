@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
 from mm_assets.accounting.canonical.derive import DigestTally
 from mm_assets.accounting.canonical.tar import derive_tar
+from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
-from mm_assets.model.notices import ShardError
 from mm_assets.model.schema import schema_to_text
 from mm_assets_tests.accounting.mutations import PNG, rewrite, write_tar
 from mm_assets_tests.formats.any_tables import tables

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.accounting.canonical import derive
+from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
-from mm_assets.model.notices import ShardError
 from mm_assets_tests.accounting.mutations import PNG, rewrite, write_tar
 from mm_assets_tests.formats.datasets import item, table_of
 

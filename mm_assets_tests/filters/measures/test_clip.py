@@ -28,7 +28,7 @@ from mm_assets.filters.measure import column_of
 from mm_assets.filters.measures import selected_measures
 from mm_assets.graph.messages import Plan, ShardSet, digest
 from mm_assets.graph.planned_jobs import readable_settings
-from mm_assets.model.notices import MissingExtra
+from mm_assets.model.errors import MissingExtra
 from mm_assets.settings import Settings
 
 TENSORS = ("logit_scale", "text_projection.weight", "visual_projection.weight")

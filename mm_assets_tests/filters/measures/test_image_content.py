@@ -14,7 +14,7 @@ from mm_assets.filters.clip import ClipMeasure
 from mm_assets.filters.measure import ImageMeasure
 from mm_assets.filters.measures import IMAGE_MEASURES as ALL
 from mm_assets.filters.measures import Sha256
-from mm_assets.model.notices import DecompressionBomb, ImageError, explained
+from mm_assets.model.errors import DecompressionBomb, ImageError, explained
 from mm_assets_tests.filters.measures.contents import content, file_of, scene
 from mm_assets_tests.formats.images.variants import png_of
 

@@ -10,7 +10,7 @@ import pytest
 from mm_assets.filters import measures as language
 from mm_assets.filters.measure import SampleContent
 from mm_assets.filters.measures import LANGUAGE_CHARACTERS, Language, LanguageProbability
-from mm_assets.model.notices import MissingExtra, explained
+from mm_assets.model.errors import MissingExtra, explained
 
 SENTENCES = {
     "en": "Nobody knew why the lights had gone out again.",

@@ -12,8 +12,8 @@ import pytest
 from mm_assets.formats.names import format_of
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, SchemaMismatch
+from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import is_json
-from mm_assets.model.notices import ShardError
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import EXTRAS as COLUMNS
 from mm_assets_tests.formats.conformance.outputs import PNG, ROWS, TABLE, cut_short, main_file, output

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.interleaved import INTERLEAVED_SCHEMA
+from mm_assets.model.errors import FAULTS, fault_of
 from mm_assets.model.losses import Loss
-from mm_assets.model.notices import FAULTS, fault_of
 from mm_assets_tests.formats.hostile.outcomes import JSON, Case, Damage, Frame, Lost, Rejected, Sample
 from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff
 

@@ -19,7 +19,7 @@ from mm_assets.filters.readable import ReadableImages
 from mm_assets.formats.conversion import Conversion
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedParquetWriter, InterleavedWebdatasetReader
-from mm_assets.model.notices import FAULTS, fault_of
+from mm_assets.model.errors import FAULTS, fault_of
 from mm_assets_tests.formats.hostile.cases import CASES
 from mm_assets_tests.formats.hostile.judge import Judge
 from mm_assets_tests.formats.hostile.outcomes import (

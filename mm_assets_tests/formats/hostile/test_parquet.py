@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
 from mm_assets_tests.formats.parquet_of_others import IMAGE, PICTURES, documents, image, interleaved
 
@@ -24,7 +24,7 @@ MEMORY = 300 << 20  # of which a bomb may take nothing
 _CODE = """
 import sys
 from pathlib import Path
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets.interleaved import InterleavedParquetReader
 def peak(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) << 10
 root, limit = str(Path(sys.argv[1]).parent), {'max_batch_bytes': 16 << 20}

@@ -8,7 +8,7 @@ import pytest
 
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.interleaved import InterleavedWebdatasetReader
-from mm_assets.model.notices import DANGLING_REFERENCE, MISSING_MEMBER, OVERSIZED_MEMBER, fault_of
+from mm_assets.model.errors import DANGLING_REFERENCE, MISSING_MEMBER, OVERSIZED_MEMBER, fault_of
 from mm_assets_tests.formats.hostile.cases import CASES
 from mm_assets_tests.formats.hostile.judge import Judge
 from mm_assets_tests.formats.hostile.outcomes import Case, Lost, Rejected, Sample

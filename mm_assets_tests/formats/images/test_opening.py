@@ -16,7 +16,7 @@ from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.scores import MAX_PIXELS
 from mm_assets.formats.images.headers import probe
 from mm_assets.formats.images.pixels import check_opens, surely_opens
-from mm_assets.model.notices import ImageError
+from mm_assets.model.errors import ImageError
 from mm_assets_tests.formats.datasets import batch_of, item
 from mm_assets_tests.formats.images.pictures import KINDS, picture
 from mm_assets_tests.formats.images.tiff_tools import Page, grey_page, write_tiff

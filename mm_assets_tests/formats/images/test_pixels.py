@@ -13,7 +13,7 @@ from mm_assets.formats.images import decode as memory_file
 from mm_assets.formats.images import pixels
 from mm_assets.formats.images.decode import decode
 from mm_assets.formats.images.pixels import rgb_pixels
-from mm_assets.model.notices import DecompressionBomb, ImageError
+from mm_assets.model.errors import DecompressionBomb, ImageError
 from mm_assets_tests.formats.hostile.pictures import photograph
 from mm_assets_tests.formats.images.variants import PILLOW, WHOLE, encoded, kind_of, png_of, tiled_tiff
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mm_assets.formats.images.headers import CONTENT_TYPES, EXTENSIONS, ImageInfo, probe, sniff
-from mm_assets.model.notices import ImageError
+from mm_assets.model.errors import ImageError
 from mm_assets_tests.formats.images.few_lines import few_lines
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.images.variants import turned

@@ -13,7 +13,7 @@ from PIL import Image
 from mm_assets.formats.images import pixels
 from mm_assets.formats.images.decode import opened
 from mm_assets.formats.images.pixels import raw_tiles, rgb_pixels
-from mm_assets.model.notices import ImageError
+from mm_assets.model.errors import ImageError
 from mm_assets_tests.formats.images.variants import encoded, noise
 
 LIMIT = 1_000_000

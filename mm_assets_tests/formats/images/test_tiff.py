@@ -19,7 +19,7 @@ from mm_assets.formats.images.tiff import (
     plan_sound_frames,
     split_frame,
 )
-from mm_assets.model.notices import ImageError, LosslessSplitError
+from mm_assets.model.errors import ImageError, LosslessSplitError
 from mm_assets_tests.formats.images.few_lines import few_lines
 from mm_assets_tests.formats.images.tiff_tools import (
     BYTE_ORDERS,

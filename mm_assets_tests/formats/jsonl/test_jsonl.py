@@ -17,7 +17,7 @@ from mm_assets.formats import jsonl as jsonl_writer
 from mm_assets.formats.jsonl import InterleavedJsonlReader
 from mm_assets.formats.registry import detect_format
 from mm_assets.interleaved import materialize
-from mm_assets.model.notices import ShardError
+from mm_assets.model.errors import ShardError
 from mm_assets.storage.files import StagedFile
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import PNG, N, rows

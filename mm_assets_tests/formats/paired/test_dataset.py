@@ -13,7 +13,7 @@ import pytest
 import webdataset as wds
 
 from mm_assets.formats import MultiModalWebDataset, PairedShardList, PairedTarExpander
-from mm_assets.model.notices import DataError
+from mm_assets.model.errors import DataError
 from mm_assets_tests.formats.paired.shards import (
     keys_of,
     paired,

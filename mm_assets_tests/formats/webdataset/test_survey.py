@@ -19,7 +19,7 @@ from mm_assets.formats.images.tiff_directories import as_view, count_frames, ite
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.formats.webdataset.samples import survey_tar
-from mm_assets.model.notices import DUPLICATE_ID, ImageError
+from mm_assets.model.errors import DUPLICATE_ID, ImageError
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import SEEDS, many_tiny_directories, tiff_of
 from mm_assets_tests.formats.odd_samples import hostile

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_assets.model.notices import FAULTS
+from mm_assets.model.errors import FAULTS
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.webdataset.tolerant_reading import BAD_TEXTS, read_tolerantly
 from mm_assets_tests.interleaved.arrow_values import json_values

@@ -19,8 +19,8 @@ import pytest
 
 from mm_assets.formats.tar.index import TarDamage, scan_tolerant
 from mm_assets.interleaved import InterleavedWebdatasetReader
+from mm_assets.model.errors import DAMAGED_TAR, TRUNCATED_TAR
 from mm_assets.model.losses import Loss
-from mm_assets.model.notices import DAMAGED_TAR, TRUNCATED_TAR
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.formats.raw_tars import make_tar

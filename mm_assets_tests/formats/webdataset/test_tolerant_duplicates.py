@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mm_assets.interleaved import InterleavedWebdatasetReader
+from mm_assets.model.errors import BAD_JSON, DUPLICATE_ID, ShardError
 from mm_assets.model.losses import Loss
-from mm_assets.model.notices import BAD_JSON, DUPLICATE_ID, ShardError
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.webdataset.tolerant_reading import (

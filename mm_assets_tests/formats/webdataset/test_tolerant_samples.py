@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.interleaved import InterleavedWebdatasetReader
-from mm_assets.model.losses import Loss
-from mm_assets.model.notices import (
+from mm_assets.model.errors import (
     BAD_JSON,
     BAD_LAYOUT,
     BAD_SAMPLE_ID,
@@ -26,6 +25,7 @@ from mm_assets.model.notices import (
     OVERSIZED_MEMBER,
     ShardError,
 )
+from mm_assets.model.losses import Loss
 from mm_assets.model.schema import schema_to_text
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar

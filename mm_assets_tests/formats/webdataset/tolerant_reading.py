@@ -15,8 +15,8 @@ from mm_assets.formats.reader import FileSurvey
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.interleaved import InterleavedWebdatasetReader
+from mm_assets.model.errors import BAD_JSON, BAD_SAMPLE_ID, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets.model.losses import Loss
-from mm_assets.model.notices import BAD_JSON, BAD_SAMPLE_ID, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets_tests.formats.datasets import batch_of, item, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import tar_members
