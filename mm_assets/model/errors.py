@@ -1,17 +1,13 @@
-"""Warnings: attributed to the user's own line of code, and printed as one line each.
+"""Exceptions, fault classes and warnings: what the package tells its users of errors.
 
-Numbers of things in words.
-
-Optional libraries, and the extra of this package that installs each.
-
-Only this module knows them. Code imports such a library where it uses it, without a check: an import that
-fails is explained where errors become lines.
-
-Base classes of the exceptions that this package defines.
-
-Errors of image files.
-
-Fault classes, as in quarantine records, and `Fault`: what is wrong with one item.
+* Exceptions: `MmAssetsError` is the base class of all that the package defines. `ImageError` and those behind
+  it are the errors of image files.
+* Faults: the classes of faults as quarantine records name them, and `Fault`: what is wrong with one item.
+* Warnings: attributed to the user's own line of code, and printed as one line each.
+* Numbers of things in words, such as ``1 shard`` and ``2 shards``.
+* Optional libraries, and the extra of this package that installs each. No other module knows them. Code
+  imports such a library where it uses it, without a check: an import that fails is explained where errors
+  become lines (`error_line`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Exact conversion between Arrow columns of any type and JSON values.
+"""JSON codec of Arrow columns: exact conversion between columns of any type and JSON values.
 
 Numbers, booleans, strings and nulls stay what they are. A column of JSON text becomes the value it holds.
 Structs become objects, lists arrays, maps arrays of pairs; durations and times of day become integers of
 their unit. Types without a JSON form travel as text: bytes as base64; dates, timestamps and decimals as Arrow
 prints them. A value that would not come back equal in this form is wrapped under `RAW`.
 
-Exact conversion between JSON values and dates, times, timestamps and durations.
-
-JSON values as Arrow columns: type inference for raw JSON fields, and columns of JSON text.
-
-A column of JSON text is ``string`` with the field metadata `JSON_ENCODING`. ``pa.json_()`` is not used
-because Lance re-encodes it and loses NaN, integers beyond 2^53 and key order (docs/architecture.md).
+A raw JSON field gets the Arrow type that holds all its values exactly (`FieldTally`). Where no other type
+does, it becomes a column of JSON text: ``string`` with the field metadata `JSON_ENCODING`. ``pa.json_()`` is
+not used because Lance re-encodes it and loses NaN, integers beyond 2^53 and key order (docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -123,7 +120,7 @@ def decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
 def is_json_text(field: pa.Field) -> bool:
     """Return True for a column of JSON text.
 
-    Such columns are made by `json_values.json_field`, or read from any of our outputs.
+    Such columns are made by `json_field`, or read from any of our outputs.
     """
     return field.metadata is not None and field.metadata.get(b"mm_assets:encoding") == b"json"
 

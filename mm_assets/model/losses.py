@@ -1,6 +1,7 @@
-"""Records of losses: each item of an input that is not in its output, or flagged there, with the reason.
+"""Losses and error policies: what becomes of items with an error, and the record of each.
 
-Policies for items with an error, that is, for rows that carry a ``materialize_error``.
+* A `Loss` records one item of an input that is not in its output, or flagged there, with the reason.
+* Policies decide on rows that carry a ``materialize_error``, whatever stage it comes from: `apply_policy`.
 """
 
 from __future__ import annotations

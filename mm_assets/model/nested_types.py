@@ -1,8 +1,9 @@
-"""Nested Arrow types: rebuilding them with other children, and the spelling that all formats preserve.
+"""Tools for Arrow types and arrays: nested types, bytes without a copy, text that is not UTF-8.
 
-Zero-copy access to the values of binary Arrow arrays.
-
-Detection of text that is not UTF-8: no file format guarantees that strings are.
+* Nested types are rebuilt with other children, or in the one spelling that all formats preserve.
+* The values of binary arrays are views of Arrow's own buffers. `compact` copies them where a small part would
+  keep a large buffer in memory.
+* Text that is not UTF-8 is found at any depth: no file format guarantees that strings are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`InterleavedBatch`: one or more whole samples as an Arrow table, with their lineage.
+"""Interleaved samples in memory: batches of whole samples, steps on them, and streams of them.
 
-Sample boundaries and item order within a table.
-
-Steps (transformations of batches, such as filters), and the stream of batches they work on.
+* `InterleavedBatch` is one or more whole samples as an Arrow table, with their lineage.
+* Functions find the boundaries of samples in a table, and put rows in the canonical order of items.
+* A `Step` transforms batches, as filters do. It works on a `BatchStream`, the batches of one partition.
 """
 
 from __future__ import annotations

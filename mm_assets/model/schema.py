@@ -1,11 +1,11 @@
-"""The interleaved schema, and the rules that align any Arrow table to it.
+"""The interleaved schema: one row per item, and the rules that align any Arrow table to it.
 
-There is one row per item. The eight reserved columns come first, in fixed order and with fixed types. Every
-other column is passthrough: kept as it is.
+The eight reserved columns come first, in fixed order and with fixed types. Every other column is passthrough:
+kept as it is.
 
-Arrow schemas as text, for JSON, records and jobs: exact for every type and all metadata.
-
-Type unification: one type for a column whose type differs between samples, files or shards.
+* `schema_to_text` writes a schema as text, for JSON, records and jobs: exact for every type and all metadata.
+* `unify_fields` and `unify_schemas` find one type for a column whose type differs between samples, files or
+  shards.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def resolve_schema(
     Args:
         schema: Used if given, with a warning if both arguments are.
         schema_overrides: Types that replace or extend single columns of `INTERLEAVED_SCHEMA`. A field instead
-            of a type sets what a type cannot express (see `json_values.json_field`).
+            of a type sets what a type cannot express (see `json_codec.json_field`).
 
     Returns:
         The schema, or None if neither argument is set.
