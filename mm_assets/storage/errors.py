@@ -1,19 +1,11 @@
-"""One-line error messages for users: where, what, and what to do about it.
+"""Error messages: each error as one line for users, with where, what, and what to do about it.
 
-The file or folder where an error happened, for errors that do not name it.
-
-Most errors of object stores, and that of a full disk, name no file.
-
-Messages for errors of object stores that say what to do.
-
-Errors are recognised by their class names, so that no client library is imported.
-
-Errors for paths and URLs where nothing is found: missing, or not accessible.
-
-Retries of requests to object stores: how often, after which pauses, and of which errors.
-
-A request is tried again in one place, the lowest that can repeat it. Nested retries would multiply: five by
-five by five requests for one that a store refuses is how a short outage becomes a long one.
+* Place: most errors of object stores, and that of a full disk, name no file. `located` notes the file or
+  folder on them.
+* Object stores: `StoreError` says what to do. The clients' errors are recognised by their class names, so
+  that no client library is imported; Lance's by their text.
+* Paths and URLs where nothing is found: missing, or not accessible (`absent`).
+* The line itself: `error_line`.
 """
 
 from __future__ import annotations

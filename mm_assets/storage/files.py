@@ -1,14 +1,12 @@
-"""Files on any file system: inputs to open, and outputs that appear as a whole or not at all.
+"""Files on any file system, local or remote: opened for reading, and published as a whole or not at all.
 
 Outputs are always written to a local temporary file first. Publishing is one rename (local) or one put
 (remote), so a crash, a kill or a full disk leaves the previous version and nothing that looks complete.
+`refuse_unwritable` checks an output folder before any work is done for it.
 
-Check that an output folder can be written, made before any work is done for it.
-
-Reading of remote files at the store's speed: parts ahead of a sequential reader, exact ranges for others.
-
-An object store answers a request after some milliseconds, at the speed of one connection. Several requests at
-once, for neighbouring parts, are as fast as the network.
+Remote files are read at the store's speed (`ReadAhead`). An object store answers a request after some
+milliseconds, at the speed of one connection; several requests at once, for neighbouring parts, are as fast as
+the network. So parts are fetched ahead of a sequential reader. Others get the exact ranges that they ask for.
 """
 
 from __future__ import annotations

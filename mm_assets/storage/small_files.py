@@ -1,13 +1,14 @@
-"""Small files in a folder, local or behind a URL: many are read at once, each is written as a whole.
+"""Many small files in a folder or below a URL: read in parallel, indexed, sealed against damage.
 
-Index of many small files, one per name: what is asked of all of them, without opening each.
+* `FolderFiles`: many are read at once, each is written as a whole.
+* `FileIndex`: what is asked of all of them, without opening each. It is made of segments:
 
-<folder>/<digest>.parquet   a segment: a row per file, under the xxh3-128 of the segment's bytes
+      <folder>/<digest>.parquet   a row per file, under the xxh3-128 of the segment's bytes
 
-It is derived. A file that has been replaced since, and one whose segment is lost or damaged, counts as not
-indexed. Segments are merged as they grow, so that there are few; two processes may add at the same time.
-
-JSON objects with a digest of themselves, to detect changed or torn files.
+  An index is derived data. A file that has been replaced since, and one whose segment is lost or damaged,
+  counts as not indexed. Segments are merged as they grow, so that there are few. Two processes may add at the
+  same time.
+* `seal`, `unseal`: JSON objects with a digest of themselves, to detect changed or torn files.
 """
 
 from __future__ import annotations

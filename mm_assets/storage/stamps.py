@@ -1,6 +1,9 @@
-"""Stamps of files: short texts that change whenever a file's content does, made without reading it all.
+"""Stamps of files, and notes on the source of each partition: change detection without reading all bytes.
 
-Notes beside an output on the source of each partition, to avoid replacing another dataset by mistake.
+A stamp is a short text that changes whenever a file's content does. It is made of what the file system tells,
+and of both ends of a local file.
+
+Notes (`OriginNotes`) lie beside an output, to avoid replacing another dataset by mistake:
 
     .origins/<output>.json    of one partition: digests of the addresses of its input files
 

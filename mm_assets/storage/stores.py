@@ -1,12 +1,11 @@
-"""Options of object stores by location: one bucket's credentials, endpoint and region beside those of others.
+"""Object store options by location, secrets in URLs, and brace lists.
 
-They come from the settings file. Locations without any use what the environment says (``AWS_*`` variables,
-profiles, roles), as all clients do.
-
-What a URL itself holds of credentials is taken out of it where it comes in, and put back where it is opened
-(`clean_url`, `opened_url`): all between them, and all that is written, has the URL without.
-
-Expansion of brace lists such as ``shard-{00000..00099}.tar``, as in a shell but with a limit.
+* Options: the credentials, endpoint and region of one bucket, beside those of others. They come from the
+  settings file. Locations without any use what the environment says (``AWS_*`` variables, profiles, roles),
+  as all clients do.
+* Secrets: what a URL itself holds of credentials is taken out of it where it comes in, and put back where it
+  is opened (`clean_url`, `opened_url`). All between them, and all that is written, has the URL without.
+* Brace lists, such as ``shard-{00000..00099}.tar``, are expanded as in a shell but with a limit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Names of temporary files, which tell other processes whether the process that made them is still alive.
+"""Temporary files: names that tell whether the process that made them is still alive, and a pool's folder.
 
 A process is identified by its number, its start time, and the container and machine boot in which these are
-valid.
+valid. Other processes remove what a dead one has left (`is_stale`).
 
-A folder for the temporary files of all processes of a pool, of killed ones too.
+`TemporaryFolder` holds the temporary files of all processes of a pool, of killed ones too.
 """
 
 from __future__ import annotations
