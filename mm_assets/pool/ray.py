@@ -1,11 +1,11 @@
-"""Pool of tasks on a Ray cluster, with the promises of `mm_assets.pool.workers.WorkerPool`.
+"""Ray cluster as a pool of tasks, with the promises of `mm_assets.pool.workers.WorkerPool`.
 
-Connection of this process to a Ray cluster, shared by all pools of the process.
-
-The package itself travels with the run, so that all nodes have the same code. What it imports (pyarrow,
-pylance, pillow and so on), modules of plugins, and credentials of stores are those of the nodes.
-
-Local folders of a run on a Ray cluster: every node has to see the same ones.
+* `RayPool` runs the jobs of a run as tasks.
+* All pools of a process share its one connection to a cluster (`connect`). The package itself travels with
+  the run, so that all nodes have the same code. What it imports (pyarrow, pylance, pillow and so on), modules
+  of plugins, and credentials of stores are those of the nodes.
+* Local folders of a run have to be the same ones on every node: `SharedFolders` marks them, `missing_folder`
+  looks for them from a node.
 """
 
 import concurrent.futures

@@ -1,13 +1,11 @@
-"""One worker process of a `WorkerPool`, and its loop until the parent is gone.
+"""Worker process of a `WorkerPool`: how it is started, and its loop until the parent is gone.
 
-Start of worker processes: forked where that is safe, else spawned.
+Workers are forked where that is safe, else spawned. A fork costs a few milliseconds, a new interpreter with
+the imports of a job 0.4 s of CPU. But threads do not survive a fork, what they hold stays locked for ever,
+and every open file is inherited. So only commands have their workers forked, as they know what they have
+opened, and only while they have no other thread.
 
-A fork costs a few milliseconds, a new interpreter with the imports of a job 0.4 s of CPU. But threads do not
-survive a fork, what they hold stays locked for ever, and every open file is inherited. So only commands
-have their workers forked, as they know what they have opened, and only while they have no other thread.
-
-Variables for the libraries of workers, which read them when they are loaded.
-
+`WORKER_ENVIRONMENT` has variables for the libraries of workers, which read them when they are loaded.
 Commands set them for themselves, as they fork their workers; spawned workers get them at their start. What
 the user has set stays.
 """

@@ -5,9 +5,9 @@ are blamed too, and no further job is accepted. Shards are large and may be host
 crash, the kernel may kill for memory), so here every worker has its own pipe: when it closes, the job at its
 head is the culprit, the job waiting behind it goes back to the queue, and a new worker takes its place.
 
-No Dagster import: the command line uses the same pool.
+`available_cores` are the cores that a process may use: those of its container, not of the machine.
 
-The cores that a process may use: those of its container, not of the machine.
+No Dagster import: the command line uses the same pool.
 """
 
 from __future__ import annotations
