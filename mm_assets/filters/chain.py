@@ -1,10 +1,10 @@
-"""Decisions of several filters about the images and samples of a table, from scores alone.
+"""Filter chain: all filters of a shard as one step, and the base classes of image and sample filters.
 
-All filters of a shard as one step: images are measured once, then images and samples are judged.
+`FilterChain` measures images once, then judges images and samples. The judgement itself (`decide`) needs
+scores alone: it says what several filters make of the images and samples of a table.
 
-Base class of filters that judge images by their scores: a filter adds a name, settings and a verdict.
-
-Base class of filters that judge whole samples by their scores.
+`ScoreFilter` is the base class of filters that judge images by their scores: a filter adds a name, settings
+and a verdict. `SampleFilter` is that of filters that judge whole samples.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Measures by a CLIP model: how well an image fits the texts of its sample, and its embedding.
+"""CLIP measures: how well an image fits the texts of its sample, and the embedding of an image.
 
-The model is in a folder that the setting ``clip_model`` names. Only workers load it.
+The model is in a folder that the setting ``clip_model`` names. It has the files that Hugging Face's
+`CLIPModel` saves. Weights are in safetensors, never in a pickle.
 
-The folder with a CLIP model, as far as it can be judged without loading one.
-
-It has the files that Hugging Face's `CLIPModel` saves. Weights are in safetensors, never in a pickle.
-
-A CLIP model in the memory of a worker: what it makes of pictures and texts, as unit vectors.
+* The folder is judged without loading a model, as far as that goes: `model_identity`, `picture_settings`.
+* `ClipModel` is a model in memory: what it makes of pictures and texts, as unit vectors. Only workers load
+  it.
+* `ClipSimilarity` and `ClipEmbedding` are the measures.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Conditions over scores, written as in SQL: DuckDB parses and evaluates them.
+"""Conditions over scores, written as in SQL, and the filters that apply them.
 
-A condition can only look at the scores. What it may consist of is listed here, and DuckDB opens no files.
-
-Filters by a condition over scores, written as in SQL.
+DuckDB parses and evaluates a condition. It can only look at the scores: what it may consist of is listed here
+(`_PARTS`, `_FUNCTIONS`), and DuckDB opens no files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Base class of all filters: a name, settings, an action, and a verdict on scores.
 
-Settings of filters: fields of a filter that users set in the graph, on the command line and in the UI.
-
-Verdict of filters that are nothing but bounds of one score.
+* Settings are fields of a filter that users set in the graph, on the command line and in the UI: `setting`.
+* `Bounds` has the verdict of filters that are nothing but bounds of one score.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Columns of stored scores: each names the measure that filled it, so that another version is seen.
+"""Base classes of measures, and the measuring of images: what fills the columns of stored scores.
 
-One image as measures see it: its bytes and header, and its pixels, decoded once for all of them.
-
-Base class of image measures: a measure fills one column of the image scores.
-
-Base class of sample measures: a measure fills one column of the sample scores.
-
-Measuring of images: each is decoded at most once, for all its measures, and none is kept.
+* `Measure`: a measure fills one column. The column names the measure that filled it, so that another version
+  is seen.
+* `ImageMeasure`, `SampleMeasure`: the base classes of measures of images and of samples. What they see of one
+  is its `ImageContent` or `SampleContent`. Pixels are decoded when a measure first asks for them.
+* `ImageMeasurer`: each image is decoded at most once, for all its measures, and none is kept.
 """
 
 from __future__ import annotations

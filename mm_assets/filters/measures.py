@@ -1,28 +1,12 @@
-"""Entropy of an image's brightness.
+"""Measures of images and samples, and their registry.
 
-Variance of the Laplacian of a picture, in little memory and without rounding.
-
-Perceptual hash of an image (PDQ), and how far it can be trusted.
-
-Share of an image that QR codes cover.
-
-SHA-256 of an image file.
-
-Sharpness of an image: the variance of its Laplacian, as stored and at one size for all images.
-
-Registry of image measures, the only list of them.
-
-Language of a sample's texts, as py3langid tells it.
-
-Languages that are told apart: those of py3langid 0.4, which takes half a second to say so itself.
-
-Registry of sample measures that are only taken if something asks for them, the only list of them.
-
-Share of a sample's texts in lines that stood before.
-
-Share of a sample's texts that repeats five words that stood before.
-
-The measures that there are, and those that something asks for.
+* Images: entropy, sharpness, area of QR codes, perceptual hash (PDQ) and SHA-256 of the file. Sharpness is
+  the variance of the Laplacian, at the size of the file and at one size for all images. It is computed in
+  little memory and without rounding.
+* Samples: the language, as py3langid tells it, repeated lines and repeated five-word sequences. `LANGUAGES`
+  are those of py3langid 0.4, which takes half a second to say so itself.
+* `IMAGE_MEASURES` and `SAMPLE_MEASURES` are the only lists of them; plugins add to them (`known_measures`). A
+  measure is only taken if something asks for it (`selected_measures`).
 """
 
 from __future__ import annotations
@@ -341,7 +325,7 @@ class Repetition(SampleMeasure):
     counted once, divided by the characters of all words.
 
     Gopher (Rae et al. 2021, table A1) has a rule like it and drops documents above 0.15. Texts in scripts
-    without spaces have few words: there `repeated_lines` tells more.
+    without spaces have few words: there `RepeatedLines` tells more.
     """
 
     name = "repetition"

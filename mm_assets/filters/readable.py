@@ -1,6 +1,7 @@
-"""Detection of unusable images, before they are written.
+"""Image checks before rows are written: unusable images, and sizes that differ from declared ones.
 
-Comparison of measured image sizes with those that documents declare.
+* `ReadableImages` makes error rows of images that cannot be used.
+* `DimensionTally` compares measured sizes with those that documents declare.
 """
 
 from __future__ import annotations

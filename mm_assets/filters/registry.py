@@ -1,18 +1,10 @@
-"""Registry of filters, the only list of them.
+"""Registry of filters and presets, with the filters that judge by plain scores.
 
-Graph, settings, `mm-assets convert` and ledger know the filters from it.
+`FILTERS` is the only list of filters: graph, settings, `mm-assets convert` and ledger know them from it. A
+preset (`PRESETS`) is settings of filters that have a name together.
 
-Presets: settings of filters that have a name together.
-
-Filter by aspect ratio (width/height).
-
-Filters of images that are nothing but bounds of one score.
-
-Filter by the length of the shorter side, in pixels.
-
-Filter of samples by the language of their texts.
-
-Filters of samples that are nothing but bounds of one score.
+* Filters of images: by the sides and their ratio, the bytes, and other bounds of one score each.
+* Filters of samples: by the language of their texts, and by bounds of one score each.
 """
 
 from __future__ import annotations

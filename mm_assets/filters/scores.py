@@ -1,13 +1,11 @@
-"""The scores of one image: what its header says, and the values of measures.
+"""Image scores and sample scores: measurements of a shard, taken once and stored.
 
-Image scores: measurements of a shard's images, taken once and stored.
+A changed threshold is applied to them without reading an image or a text again. Each column of a measure
+says, in the metadata of its field, which measure filled it, so that a new measure measures what is missing
+and no more.
 
-A changed threshold is applied to them without reading an image again.
-
-Sample scores: measurements of whole samples, mostly of their texts, taken once and stored.
-
-A changed threshold is applied to them without reading a text again. Each column of a measure says, in the
-metadata of its field, which measure filled it, so that a new measure measures what is missing and no more.
+* Images: what the header says (`score_image`), and the values of measures, a row per image (`ImageScores`).
+* Samples: measurements of whole samples, mostly of their texts, a row per sample (`SampleScores`).
 """
 
 from __future__ import annotations
