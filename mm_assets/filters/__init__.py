@@ -1,1 +1,1 @@
-"""Image scores, and filters that keep or drop images by their scores."""
+"""Scores of images and samples, and filters that keep or drop them by their scores."""

@@ -1,4 +1,4 @@
-"""Registry of filters and presets, with the filters that judge by plain scores.
+"""Registry of filters and presets, and all built-in filters but those by a condition.
 
 `FILTERS` is the only list of filters: graph, settings, `mm-assets convert` and ledger know them from it. A
 preset (`PRESETS`) is settings of filters that have a name together.

@@ -1,7 +1,7 @@
-"""Exceptions, fault classes and warnings: what the package tells its users of errors.
+"""Exceptions, fault classes and warnings of the package.
 
-* Exceptions: `MmAssetsError` is the base class of all that the package defines. `ImageError` and those behind
-  it are the errors of image files.
+* Exceptions: `MmAssetsError` is the base class of all that the package defines. `ImageError`,
+  `DecompressionBomb` and `LosslessSplitError` are those of image files.
 * Faults: the classes of faults as quarantine records name them, and `Fault`: what is wrong with one item.
 * Warnings: attributed to the user's own line of code, and printed as one line each.
 * Numbers of things in words, such as ``1 shard`` and ``2 shards``.
