@@ -1,8 +1,9 @@
-"""Cutting of tables into batches by bytes, on sample boundaries.
+"""Batches of whole samples: rows grouped by sample, and tables cut by bytes on sample boundaries.
 
-Grouping of rows by sample, for files of other tools in which the rows of a sample are not consecutive.
-
-Registry of sample ids, which are unique within a dataset.
+* `cut_by_bytes`, `cut_rows`: tables are cut into batches of bounded Arrow bytes, never within a sample.
+* `grouped`: the rows of each sample are put together, for files of other tools in which they are not
+  consecutive.
+* `SampleIds`: sample ids are unique within a dataset; those of a partition are registered as they are met.
 """
 
 from __future__ import annotations

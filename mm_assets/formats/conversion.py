@@ -1,6 +1,6 @@
 """Conversion of datasets between formats, partition by partition, for the CLI and the Dagster workers.
 
-Release of memory that allocators keep after a job, so that a worker's peak is that of one job.
+`FreeMemory` gives back what allocators keep after a job, so that a worker's peak is that of one job.
 """
 
 from __future__ import annotations

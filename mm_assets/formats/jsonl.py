@@ -1,12 +1,10 @@
-"""File names of the format: the lines of a partition, and the tar with their images.
+"""JSON lines: reader and writer of a document per line, with the images in a tar beside the lines.
 
-Index of the lines of a file, gzipped or not: the byte range of each in the unpacked text.
-
-Reader of JSON lines, ours and those of others.
-
-Samples of a file of JSON lines: each line is decoded like the JSON member of a tar.
-
-Writer of JSON lines, with their images in a tar beside them.
+* Names: those of the lines of a partition, and of the tar with their images.
+* `Lines`: an index of the lines of a file, gzipped or not. It has the byte range of each in the unpacked
+  text.
+* `JsonlSamples`: each line is decoded like the JSON member of a tar.
+* `InterleavedJsonlReader` reads our lines and those of others, `InterleavedJsonlWriter` writes ours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Fetching of item bytes from their ``source_ref``: byte range, tar member, whole file or TIFF frame.
+"""Materialization: fetching of item bytes by ``source_ref`` (byte range, tar member, whole file, TIFF frame).
 
-It lives with the formats, not in ``interleaved/``, because it must read tars and TIFFs.
-
-Reading of byte ranges, tar members or whole files from one path; failures are values, not exceptions.
+A `Fetcher` reads byte ranges, tar members or whole files from one path; its failures are values, not
+exceptions. This module is among the formats, not in the data model, because it must read tars and TIFFs.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Table of formats: one record for each format of datasets.
+"""Table of formats, and the rules for names of files, samples and blocks.
 
-The table holds names only. Readers and writers are named as ``module:class`` and imported when they are used,
-so that reading the table loads no format. What accounting knows of a format (its canonical reader, checks
-beside the rows, lookup of a sample) is declared in ``mm_assets/accounting/formats.py``.
-
-Names in the tar layout: the WebDataset key of a sample and the file name of a partition.
-
-Files of raw shards: tars, or Parquet.
-
-Suffixes of tar files.
-
-Names: suffixes of PDF files and block files, and those of the blocks of a page in locators.
+* `FORMAT_TABLE`: one record for each format of datasets. It holds names only: readers and writers are named
+  as ``module:class`` and imported when they are used, so that reading the table loads no format. What
+  accounting knows of a format (its canonical reader, checks beside the rows, lookup of a sample) is declared
+  in ``mm_assets/accounting/formats.py``.
+* Tar layout: the WebDataset key of a sample, and the file name of a partition.
+* Raw shards: suffixes of tars and of Parquet files, and which of them are read where both are found.
+* PDFs: suffixes of PDF files and block files, and the names of a page's blocks in locators.
 """
 
 from __future__ import annotations

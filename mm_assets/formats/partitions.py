@@ -1,8 +1,7 @@
 """Partitions: groups of input files that become one output file, and the names of the outputs.
 
-Groups of raw shards that become one partition each, by the numbers in their names.
-
-Neither a shard that comes later nor one that goes changes another group, or the name of its own.
+Raw shards can also be grouped by the numbers in their names (`group_name`). Neither a shard that comes later
+nor one that goes changes another group, or the name of its own.
 """
 
 from __future__ import annotations

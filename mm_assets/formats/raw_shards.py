@@ -1,10 +1,10 @@
-"""Raw shards as users configure them: paths, globs, brace lists, URLs or modalities, with spaces between.
+"""Raw shards as users configure them: which there are, whether one is gone, and a reader of all kinds.
 
-Absence of raw shards: whether one is gone, or only out of reach.
-
-Addresses of raw shards that are made when they are opened: of modalities, and of PDFs.
-
-Reader of raw shards: tars, and Parquet files of other tools.
+* `RawLocations` lists what ``MM_RAW_SHARDS`` names: paths, globs, brace lists, URLs or modalities, with
+  spaces between.
+* `RawAbsence` tells whether a shard is gone, or only out of reach.
+* `made_address` is the address of raw shards that are made when they are opened: of modalities, and of PDFs.
+* `RawReader` reads tars, and Parquet files of other tools.
 """
 
 from __future__ import annotations

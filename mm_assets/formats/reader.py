@@ -1,8 +1,9 @@
-"""Base of all readers: partitions, the schema of a partition, batches with lineage.
+"""Base class of all readers: partitions, the schema of a partition, batches with lineage.
 
-Survey of a raw file, made without reading any image: its samples, faults and field types.
-
-Any source of batches as streams with a known schema; batches without one ahead are spooled to disk.
+* `FileSurvey`: what is found out of a raw file without reading any image. It has the samples, faults and
+  field types.
+* `grouped_streams`: any source of batches as streams with a known schema, one per partition. Batches without
+  a schema known ahead are spooled to disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Reports of writers on what they wrote.
+"""Write reports: what writers wrote, partition by partition, and what of the input was not taken.
 
-Columns of documents that look like texts or images, for data sets of which none was taken as such.
+`content_columns` finds columns of documents that look like texts or images, for data sets of which none was
+taken as such. It judges by names and types.
 """
 
 from __future__ import annotations

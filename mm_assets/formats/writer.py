@@ -1,10 +1,10 @@
-"""Base of all writers: error policy, alignment of columns, checks, reports, atomic publication.
+"""Base class of all writers: error policy, alignment of columns, checks, reports, atomic publication.
 
-Tally of the rows that a writer writes: counts, digests and losses.
-
-Partitions that an output already has, their sources, and whether a new conversion may replace them.
-
-Detection of items without content, before rows are written, so that the error policy applies to them.
+* `absent_content` finds items without content before rows are written, so that the error policy applies to
+  them.
+* `RowTally` has counts, digests and losses of the rows that a writer writes.
+* `ExistingPartitions` tells which partitions an output already has, from which sources, and whether a new
+  conversion may replace them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Generation: one build of a cache, made in a hidden folder and published by one rename.
+"""Build of an Arrow cache: examples of a generator, written in a hidden folder and published by one rename.
 
-If a builder is killed, the next one removes its leftovers. A marker (a file named by `temporary_name`) tells
-which builder owns a hidden folder and its shards. The marker is created before them and removed after them.
-So a folder or shard that has no marker and is not in the metadata has no owner.
-
-Publication of a cache in an object store, where there are no renames.
-
-Collection of encoded examples into record batches of bounded rows and bytes.
-
-Writer of examples from a generator to a sharded cache.
+* `write_sharded_arrow_cache` writes the examples of a generator. A `WaitingBatch` collects encoded examples
+  for a record batch of bounded rows and bytes.
+* `Generation` is one build. If a builder is killed, the next one removes its leftovers. A marker (a file
+  named by `temporary_name`) tells which builder owns a hidden folder and its shards. The marker is created
+  before them and removed after them. So a folder or shard that has no marker and is not in the metadata has
+  no owner.
+* `RemoteGeneration` publishes a cache in an object store, where there are no renames.
 """
 
 from __future__ import annotations

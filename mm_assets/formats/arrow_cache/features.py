@@ -1,8 +1,7 @@
-"""Features: the fields of an example by name, their definitions as JSON, and encoding of examples.
+"""Features of an Arrow cache: the fields of an example by name, their types, and encoding of examples.
 
-Names of caches: other data gets another name.
-
-Types of the fields of an example: storage in Arrow and decoding.
+* A type of field says how values are stored in Arrow and decoded; its definition is JSON.
+* `cache_fingerprint` names the folder of a cache: other data gets another name.
 """
 
 from __future__ import annotations

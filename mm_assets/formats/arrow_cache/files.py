@@ -1,10 +1,9 @@
-"""Metadata of a cache (`_metadata.json`), checked against the shard files.
+"""Files of an Arrow cache: its metadata (`_metadata.json`), its shards, and what has been verified of them.
 
-Shards of a cache: Arrow IPC files, their digests, and memory-mapped access to their rows.
-
-Record of the shard files that this process has verified.
-
-Each is read once for its digest, not at every opening.
+* Metadata are checked against the shard files.
+* Shards are Arrow IPC files with digests; their rows are read in mapped memory.
+* This process keeps a record of the shards that it has verified: each is read once for its digest, not at
+  every opening.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reader of interleaved rows from sharded Arrow caches.
+"""Reader and writer of interleaved rows as sharded Arrow caches.
 
-Writer of interleaved rows as sharded Arrow caches: one folder of Arrow IPC files per partition.
+Each partition is a folder of Arrow IPC files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Reader of cache rows, by number or in order, from memory-mapped shards.
+"""Map-style datasets over memory-mapped caches, for a PyTorch ``DataLoader``.
 
-Map-style dataset of interleaved samples from memory-mapped caches, for a PyTorch ``DataLoader``.
+`ArrowCache` reads the rows of one cache, by number or in order. `InterleavedArrowDataset` has interleaved
+samples, of one cache or several.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Exact storage of Python and numpy scalars in Arrow.
-
-Pictures as the bytes of image files.
-"""
+"""Exact storage of Python and numpy scalars in Arrow, and of pictures as the bytes of image files."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Image files: headers, checks, bounded decoding, and lossless split of TIFFs."""

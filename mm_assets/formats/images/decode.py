@@ -1,6 +1,6 @@
-"""Decoding check: Pillow decodes an image, within bounds on memory and time.
+"""Decoding check of images: Pillow decodes an image, within bounds on memory and time.
 
-A file in memory that is read without a copy of its own.
+A `MemoryFile` is a file in memory that is read without a copy of its own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Header parsers of the six image formats: width, height and EXIF orientation.
+"""Image headers: format, width, height and EXIF orientation of an image, and whether its bytes are complete.
 
-Each parser takes bytes that `probe.sniff` recognised and returns (width, height, orientation) as stored.
-Sides may be zero or negative; the caller checks them. Parsers raise ImageError for damage, and IndexError or
-struct.error if the bytes end too early.
-
-Image format and size from the header; pixels are never decoded.
-
-Completeness check of image bytes by their structure: microseconds, without decoding or copying.
+* `probe` returns format and size from the header; pixels are never decoded. `sniff` recognises the six
+  formats that have a parser here, Pillow some others.
+* Parsers take bytes that `sniff` recognised and return (width, height, orientation) as stored. Sides may be
+  zero or negative; the caller checks them. Parsers raise ImageError for damage, and IndexError or
+  struct.error if the bytes end too early.
+* `looks_whole` checks by the structure of the bytes that nothing is missing: in microseconds, without
+  decoding or copying.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Pixels of an image as 8-bit RGB, decoded by Pillow within the same bounds as the decoding check.
+"""Pixels of an image: decoded as 8-bit RGB within bounds on memory, scaled down for the UI, or only checked.
 
-Uncompressed pictures: their pixels lie in the file, and are taken from there a band of rows at a time.
-
-Pillow would make a picture of all of them first, with four bytes for each.
-
-How much memory it takes to decode an image, as Pillow and its libraries do it.
-
-Thumbnails of a shard's first images, side by side in one small picture for the UI.
-
-What every client needs of an image: that Pillow opens it. No pixel is decoded.
+* `rgb_pixels` decodes by Pillow, within the same bounds as the decoding check.
+* `decoding_memory` is how much memory that takes, as Pillow and its libraries do it.
+* `raw_tiles` finds the pixels of an uncompressed picture in the file. They are taken from there a band of
+  rows at a time: Pillow would make a picture of all of them first, with four bytes for each.
+* `ThumbnailStrip` puts thumbnails of a shard's first images side by side in one small picture for the UI.
+* `check_opens` checks what every client needs of an image: that Pillow opens it. No pixel is decoded.
 """
 
 from __future__ import annotations

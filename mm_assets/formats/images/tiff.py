@@ -5,12 +5,9 @@ strips or tiles byte for byte. Only offsets change. Bytes inside a value are nev
 offsets hidden in private blobs (MakerNotes) still refer to the old file. A file with only one frame is copied
 as it is.
 
-TIFF frame relocation: the plan that turns one frame into a file of its own.
-
-The new file keeps the source's byte order and kind (classic or BigTIFF). It has the header, the directory,
-the values that do not fit into the directory, the directories it points at (EXIF, GPS, SubIFDs …), then the
-strips or tiles. Nothing is copied here; the plan is a list of copies and a list of patches (the offsets that
-have to change).
+The new file has the header, the directory, the values that do not fit into the directory, the directories it
+points at (EXIF, GPS, SubIFDs …), then the strips or tiles. A `Relocation` is the plan for it: a list of
+copies, and a list of patches (the offsets that have to change). Planning copies nothing.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Classic TIFF and BigTIFF, in both byte orders. Nothing here trusts the file: every offset is checked before it
 is read, and every count is checked against the bytes that exist.
 
-TIFF tags that the split has to interpret; all others are copied as they are.
-
-Frame count of a TIFF inside a larger file, from its directories alone.
+* Tags: those that the split has to interpret are named here; all others are copied as they are.
+* `count_frames` counts the frames of a TIFF inside a larger file, from its directories alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Replacement of partitions in one commit: the fragments and rows to remove and to add.
+"""Commit of partitions to a Lance table: what is removed and added, scalar indexes, orphan rows.
 
-Scalar indexes of a table: creation, extension to all rows, and validation.
-
-Orphan rows and values: content of a table that was not committed with any partition.
+* `Replacement`: the fragments and rows to remove and to add when partitions are replaced in one commit.
+* Scalar indexes are created, extended to all rows, and validated: `cover_all_rows`, `has_sound_indexes`.
+* Orphan rows and values are content of a table that was not committed with any partition: `find_orphan_rows`,
+  `partitions_with_values`.
 """
 
 from __future__ import annotations

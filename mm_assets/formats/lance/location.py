@@ -1,9 +1,8 @@
 """Location of a Lance table: a folder or the URL of a store, with the same few file operations for both.
 
-Repetition of what Lance gave up because a store did not answer one of its requests.
-
-Lance repeats most requests itself. It does not repeat listings that broke off, nor puts that may have been
-carried out: the commit of a version is one. Who calls Lance can tell whether it was, and begins anew.
+`until_answered` repeats what Lance gave up because a store did not answer one of its requests. Lance repeats
+most requests itself. It does not repeat listings that broke off, nor puts that may have been carried out: the
+commit of a version is one. Who calls Lance can tell whether it was, and begins anew.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reader of interleaved Lance tables.
-
-Writer of interleaved batches into a Lance table of many partitions.
-"""
+"""Reader and writer of interleaved Lance tables; the writer puts many partitions into one table."""
 
 from __future__ import annotations
 
@@ -168,7 +165,7 @@ class LanceSource(FileSource):
 def lance_options(uri: str, options: StorageOptions | None) -> dict[str, str] | None:
     """Return Lance's storage options for a URI: the given ones; of a URL else those of its location.
 
-    They say how often Lance repeats a request to a store, as `store_retries` has it.
+    They say how often Lance repeats a request to a store, as `attempts` has it.
     """
     given = {key: str(value) for key, value in (options or {}).items()}
     if not is_remote(uri):

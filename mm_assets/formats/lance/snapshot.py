@@ -1,10 +1,9 @@
 """Snapshot of a Lance table: the fragments and the record of each partition in one version.
 
-Work on a version is repeated when another committer came first.
-
-Ownership of rows by partitions, and the Lance operation that removes rows.
-
-Detection of unreadable data in a Lance table.
+* `retry_on_conflict`: work on a version is repeated when another committer came first.
+* `Ownership`: which partition each row belongs to. `removal_operation` is the Lance operation that removes
+  rows.
+* Unreadable data is found, and errors for it name the table: `unreadable_fragments`, `naming_table`.
 """
 
 from __future__ import annotations

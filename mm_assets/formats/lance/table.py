@@ -1,10 +1,10 @@
-"""`LanceTable`: one Lance table of many partitions, any number of which is replaced in one commit.
+"""Lance table of many partitions: commits, repair, pinned versions and maintenance.
 
-Repair of a table before a commit: damage in partitions about to be replaced must not prevent it.
-
-One version of a Lance table, held while others commit: its partitions, their files, and tags.
-
-Maintenance of a Lance table: compaction, indexes, old versions.
+* `LanceTable`: any number of partitions is replaced in one commit.
+* `MendingTable`: a table is repaired before a commit, as damage in partitions about to be replaced must not
+  prevent it.
+* `PinnedTable`: one version, held while others commit: its partitions, their files, and tags.
+* `maintain`: compaction, indexes, old versions.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LanceTable:
         return opened(self.uri, storage_options=self._location.storage_options or None)
 
     def schema(self) -> pa.Schema:
-        """Return the columns in their original types (`storage_types`).
+        """Return the columns in their original types (`mm_assets.formats.lance.types`).
 
         `dataset().schema` has them in storage types.
         """

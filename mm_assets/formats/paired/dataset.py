@@ -1,8 +1,7 @@
-"""`MultiModalWebDataset`: a webdataset whose modalities are in separate tars.
+"""`MultiModalWebDataset`: a webdataset for training whose modalities are in separate tars.
 
-Reports on shard groups: samples yielded and content left out.
-
-Expansion of shard groups into samples.
+`PairedTarExpander` expands shard groups into samples. A `GroupReport` has the samples yielded from a group,
+and the content left out.
 """
 
 from __future__ import annotations

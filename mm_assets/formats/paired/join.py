@@ -1,10 +1,9 @@
 """Join of the tars of one shard group by key, whatever the order of their members.
 
-Pairing of shards: groups of one tar per modality.
-
-Local file descriptors of the tars of a shard group, local or remote.
-
-Index of one modality's tar, from its headers: the payload of each key and extension.
+* `PairedShardList` pairs shards: groups of one tar per modality.
+* `open_shards` opens local file descriptors of the tars of a group, local or remote.
+* `ModalityTarIndex` indexes one modality's tar, from its headers: the payload of each key and extension.
+* `JoinedTars` joins them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Merge of tars of one modality each into one tar of interleaved samples, in the native layout.
 
-Passthrough columns of paired shards: one type per column for all samples of a shard.
-
-Addresses of paired shards: one URL for equally named tars in several folders, one per modality.
-
-The read-only fsspec file system ``paired://``: tars of one modality each appear as one merged tar.
+* `PairedAddress`: one URL for equally named tars in several folders, one per modality.
+* `PairedFileSystem`: the read-only fsspec file system ``paired://``, in which such tars appear as one merged
+  tar.
+* `Columns`: passthrough columns of a shard, with one type per column for all its samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Content of one key: its members as items of a sample and as values of its columns.
+"""Parts of a merged tar: the tars of one name, one per modality, and the content of each key.
 
-Parts of a paired shard: the tars of one name, one per modality, and their members by key.
+* `ModalityTar` is a part. `members_by_key` has the members of each key in all parts.
+* `KeyContent` is what becomes of the members of one key: items of a sample, and values of its columns.
 """
 
 from __future__ import annotations

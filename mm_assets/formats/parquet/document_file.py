@@ -1,9 +1,8 @@
-"""Open Parquet file of documents: its rows in batches, with or without image bytes.
-
-Memory sizes of rows, and protection against files that unpack to far more than their size.
+"""Open Parquet file of documents: its rows in batches, with or without image bytes, in bounded memory.
 
 A Parquet dictionary stores a value once that any number of rows may have, so a small file can be huge in
-memory.
+memory. Files that unpack to far more than their size are refused (`refuse_blown_up`, `WrittenOut`), and rows
+are read by their sizes in memory (`RowSizes`).
 """
 
 from __future__ import annotations

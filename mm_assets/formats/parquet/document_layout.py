@@ -1,8 +1,7 @@
 """Layout of Parquet files of others with one document per row.
 
-The columns of texts and images are recognised by their names and types.
-
-Items of a batch of documents: the row, position and content of each text or image.
+The columns of texts and images are recognised by their names and types (`document_layout`). `Items` are the
+texts or images of a batch of documents: the row, position and content of each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Conversion of documents to interleaved rows: metadata first, then by position, text before image.
+"""Conversion of Parquet documents to interleaved rows.
 
-Scan of a file of documents without image bytes: the id, items and faults of each row.
-
-Source of tables from one Parquet file of documents.
-
-All rows are scanned first, then read with their images a few at a time.
+* `DocumentSource`: one file of documents as a source of tables. All rows are scanned first, then read with
+  their images a few at a time.
+* `DocumentScan`: the scan, without image bytes. It finds the id, items and faults of each row.
+* `build_rows`: rows in canonical order: metadata first, then by position, text before image.
 """
 
 from __future__ import annotations

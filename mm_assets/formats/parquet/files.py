@@ -1,19 +1,14 @@
-"""Parquet files, opened for reading a few rows at a time, and small tables written and read as a whole.
+"""Parquet files: opened safely, read a few rows at a time, and kept in the types that were written.
 
-Mapping between Arrow types and those that Parquet can store, so that our files keep the types written.
-
-Parquet has no seconds, no 64-bit dates and other names for list items. Arrow writes the original schema
-beside the data, but restores only part of it. Lists and structs of nulls come back as broken arrays (Arrow
-26): they are stored as booleans. Dictionaries inside other types are only read back when they are of text:
-those of other values are stored as their values.
-
-Names of Parquet rows, and of items in them, in locators.
-
-Ranges of the integers in 64-bit columns.
-
-The same columns of other shards may be floats, which cannot hold all 64-bit integers exactly.
-
-Single rows of a Parquet file as JSON for people to read: without bytes, and with invalid text kept.
+* Small tables are written and read as a whole: `publish_table`, `read_small_table`.
+* Types: Parquet has no seconds, no 64-bit dates and other names for list items. Arrow writes the original
+  schema beside the data, but restores only part of it. Lists and structs of nulls come back as broken arrays
+  (Arrow 26): they are stored as booleans. Dictionaries inside other types are only read back when they are of
+  text: those of other values are stored as their values. `stored_schema` and `original_schema` map both ways.
+* Locators: names of rows, and of items in them (`row_name`).
+* `ColumnIntegers`: ranges of the integers in 64-bit columns. The same columns of other shards may be floats,
+  which cannot hold all 64-bit integers exactly.
+* `rows_as_json`: single rows for people to read, without bytes, and with invalid text kept.
 """
 
 from __future__ import annotations

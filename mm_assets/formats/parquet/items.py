@@ -1,6 +1,7 @@
-"""Parquet files with a row per item, as a source of tables.
+"""Parquet files with a row per item, as sources of tables.
 
-Parquet files of other tools with a row per item, read with quarantine of samples that cannot be used.
+`ParquetSource` is any such file. `QuarantiningParquetSource` reads files of other tools, and quarantines
+samples that cannot be used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Interleaved Parquet: one row per item, row groups of whole samples.
+"""Reader and writer of interleaved Parquet: one row per item, row groups of whole samples.
 
-Sources of Parquet files, chosen by the columns of each file: a row per item or a row per document.
+The reader takes documents of others, too. `open_source` chooses by the columns of each file: a row per item
+or a row per document.
 """
 
 from __future__ import annotations

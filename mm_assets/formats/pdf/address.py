@@ -1,6 +1,7 @@
-"""Addresses of shards of PDFs: one URL for some locations, with a tar for each folder of PDFs in them.
+"""Addresses of PDFs, and the files that a shard of PDFs is made of.
 
-Files that a shard of PDFs is made of: PDF files, and tars with PDF files in them.
+* `PdfAddress`: one URL for some locations, with a tar for each folder of PDFs in them.
+* `PdfSource`: a PDF file, or a tar with PDF files in it.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Main function of a process that reads PDFs: the only one in which pdfium runs.
+"""Child process that reads PDFs: the only one in which pdfium runs.
 
-An open PDF document, refused unless it is whole.
+* `serve`: its main function.
+* `confine`, `Budget`: what it allows itself, memory for each document and CPU time for each page.
+* `open_document`: a document is refused unless it is whole.
+* `items_by_layout`, `pictures_in`: items in reading order by the layout of the pages, and pictures of given
+  boxes.
 
-What a process that reads PDFs allows itself: memory for each document, CPU time for each page.
+Messages between child and parent are a JSON object, and bytes behind it. The parent opens a document
+(``size``, and its bytes). The child says page by page that it is alive (``page``), then what the document is
+(``document``). The parent asks for the items in reading order (``read``), for the pictures of given boxes
+(``pictures``), or for nothing (``stop``). Each item is a message (``content``), then comes ``end``. Instead
+of any answer the child may refuse the document (``refused``), or say that it gets no more memory
+(``memory``).
 
-Items of a PDF in reading order by the layout of its pages, and pictures of given boxes.
-
-Messages between a process that reads PDFs and its parent: a JSON object, and bytes behind it.
-
-The parent opens a document (``size``, and its bytes). The child says page by page that it is alive
-(``page``), then what the document is (``document``). The parent asks for the items in reading order
-(``read``), for the pictures of given boxes (``pictures``), or for nothing (``stop``). Each item is a message
-(``content``), then comes ``end``. Instead of any answer the child may refuse the document (``refused``), or
-say that it gets no more memory (``memory``).
-
-The child has read what strangers made: the parent trusts none of its messages (`answers`).
+The child has read what strangers made: the parent trusts none of its messages
+(`mm_assets.formats.pdf.process`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Reading order of the pieces of a page by simple geometry: columns, then top to bottom.
+"""Page layout: boxes on a page, and the reading order of its pieces by simple geometry.
 
-It knows boxes and nothing of PDFs. See docs/pdf.md for what it does not know.
-
-Boxes on a page, and the turn from a PDF's coordinates to those of the page as it is shown.
-
-Items of a PDF: texts and pictures, each with its place.
+* `blocks_of` orders pieces: columns, then top to bottom. It knows boxes and nothing of PDFs. See docs/pdf.md
+  for what it does not know.
+* `Frame` turns a PDF's coordinates to those of the page as it is shown.
+* `Item` is what a PDF has: texts and pictures, each with its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Limits of what one PDF may take.
-
-Errors of reading a PDF, and of the processes that do it.
-"""
+"""Limits of what one PDF may take, and the errors of reading a PDF and of the processes that do it."""
 
 from __future__ import annotations
 

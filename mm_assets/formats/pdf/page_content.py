@@ -1,8 +1,9 @@
-"""Images of a page: JPEG as it lies in the file where that is what one sees, PNG otherwise.
+"""Content of a PDF page: its images, and its text as pieces of lines.
 
-Images that a page draws by name, read from the file itself: pdfium says nothing of a damaged one.
-
-Text of a page as pieces of lines, from the characters that pdfium finds.
+* `images_on`: an image is JPEG as it lies in the file where that is what one sees, PNG otherwise.
+* `DrawnImages`: names of the images that a page draws, read from the file itself, as pdfium says nothing of a
+  damaged one.
+* `pieces_of`: text is put together from the characters that pdfium finds.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class Crops:
 
 
 _FORM_DEPTH: Final = (
-    8  # forms within forms, as `images` looks for them; references to references; inherited entries
+    8  # forms within forms, as `images_on` looks for them; references to references; inherited entries
 )
 _MOST: Final = 1 << 25  # bytes of the operators of a page, unpacked
 _LEAST: Final = 512  # bytes that a stream counts for: an empty one takes time, too

@@ -1,11 +1,10 @@
-"""A process that reads PDFs, as its parent sees it: started, listened to within limits, ended.
+"""Reader of PDFs that survives each of them: pdfium runs in a process of its own.
 
-What a process that reads PDFs has found, taken from its messages, none of which is trusted.
-
-A hostile file may have taken hold of that process. So sizes are bounded before anything is read, names are
-chosen from what is known, and nothing is unpickled.
-
-Reader of PDFs that survives each of them: pdfium runs in a process of its own.
+* `PdfReader` opens PDFs one after the other, as `OpenPdf`.
+* `PdfProcess` is the process as its parent sees it: started, listened to within limits, ended.
+* What the process has found is taken from its messages, none of which is trusted: a hostile file may have
+  taken hold of it. So sizes are bounded before anything is read, names are chosen from what is known, and
+  nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A shard of PDFs as a tar in the native layout, one sample for each PDF.
+"""Shard of PDFs as a tar in the native layout: one sample for each PDF.
 
-One PDF as members of a tar in the native layout: its images, then the json of the sample.
-
-Block files: what a layout model found in a PDF, as a JSON list of blocks in reading order.
-
-The read-only fsspec file system ``pdf://``: each folder of PDFs appears as one tar of samples.
+* `PdfFileSystem`: the read-only fsspec file system ``pdf://``, in which each folder of PDFs appears as one
+  tar of samples.
+* `members_of`: one PDF as members of the tar: its images, then the json of the sample.
+* Block files have what a layout model found in a PDF, as a JSON list of blocks in reading order:
+  `parse_blocks`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Index of a tar's members, with links resolved.
+"""Tar headers and the index of a tar's members, with links resolved.
 
-Parsing and checking of a 512-byte tar header and of the extended headers before it.
+A header of 512 bytes is parsed and checked, with the extended headers (PAX, GNU) before it. A `TarIndex` has
+the members in archive order, and what was skipped or damaged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Scan of a local uncompressed tar: its members, from the headers alone.
 
-Damage is raised, or returned as damaged ranges; it never just shortens the list of members.
-
-Recovery after damage in a tar: search for the next readable member.
+Damage is raised, or returned as damaged ranges; it never just shortens the list of members. After damage,
+`Recovery` searches for the next readable member.
 """
 
 from __future__ import annotations

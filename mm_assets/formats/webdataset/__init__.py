@@ -1,0 +1,1 @@
+"""WebDataset tars: readers of raw samples and of our native layout, and the writer of the latter."""

@@ -1,6 +1,8 @@
-"""Index files of clients for a folder of tars (wids, Megatron-Energon), from statistics of each tar.
+"""Dataset-level files that clients read beside a folder of tars, made from statistics of each tar.
 
-Hugging Face dataset card of a folder of tars: the features that must be declared, and a readable page.
+* wids and Megatron-Energon: their index files.
+* Hugging Face: the dataset card (``README.md``), with the features that must be declared, and a readable
+  page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decoder of raw samples: MINT-1T members, MINT-1T PDF, image-text pairs, and tars like them.
 
-Image-text pairs in a tar: an image and its caption under one key, as img2dataset writes them.
+Image-text pairs (`ImageTextPairs`) are an image and its caption under one key, as img2dataset writes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Names and constants of the tar layout, shared by reader and writer (see docs/tar_layout.md).
+"""Tar layout: names and limits that reader and writer share (see docs/tar_layout.md), and its strict JSON.
 
-Strict parsing of a sample's json member: nothing in it is lost silently.
+`RawLayout` says where raw samples have their fields. `parse_payload` parses a sample's json member strictly:
+nothing in it is lost silently.
 """
 
 from __future__ import annotations

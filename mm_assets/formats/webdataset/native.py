@@ -1,8 +1,9 @@
-"""Decoder of samples in the native tar layout (and that of the three-format notebook).
+"""Codec of the native tar layout: samples decoded from their json, and encoded as tar members.
 
-Encoding of samples as tar members: images first, then the json (see docs/tar_layout.md).
-
-Entries of tars that are made when they are opened, for what could not be made a sample of.
+* `decode_native` also reads the layout of the three-format notebook.
+* `SampleEncoder` writes a sample's images first, then its json (see docs/tar_layout.md).
+* Tars that are made when they are opened have further entries, for what could not be made a sample of
+  (`refusal`, `write_unread`, `write_unpaired`).
 """
 
 from __future__ import annotations

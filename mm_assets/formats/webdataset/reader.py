@@ -1,6 +1,6 @@
-"""Source of tables from one tar: headers first, then batches read straight into Arrow buffers.
+"""Reader of tar shards: MINT-1T-style, image-text pairs, and our own, as interleaved batches.
 
-Reader of tar shards (MINT-1T-style, image-text pairs, and our own) as interleaved batches.
+A `WebdatasetSource` scans the headers of one tar first. Then it reads batches straight into Arrow buffers.
 """
 
 from __future__ import annotations

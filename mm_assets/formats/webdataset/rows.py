@@ -1,12 +1,9 @@
-"""Rows of decoded samples, and Arrow tables built from them.
+"""Rows of decoded samples, the Arrow tables built from them, and the references and types of their json.
 
-Column types declared by a json, which are untrusted.
-
-They are checked for the memory they need, and for support by our writers.
-
-Resolution of image references: from a reference in the json to a member, or a frame of a member.
-
-A reference resolves exactly or not at all.
+* Column types that a json declares are untrusted (`DeclaredTypes`). They are checked for the memory they
+  need, and for support by our writers.
+* An image reference in the json leads to a member, or a frame of a member. It resolves exactly or not at all.
+* `build_table` makes a table of samples that share one passthrough schema.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Samples of an open tar, decoded one at a time; unusable ones raise, or are quarantined as losses.
 
-Survey of a raw tar without reading images: its samples, faults and field types.
+`survey_tar` surveys a raw tar without reading images: its samples, faults and field types.
 """
 
 from __future__ import annotations

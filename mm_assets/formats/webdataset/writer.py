@@ -1,10 +1,9 @@
 """Writer of interleaved batches as WebDataset tars that open unmodified in every client.
 
-Folder of tars that every client can open at any time.
+`TarFolder` is a folder of tars that every client can open at any time: also while processes replace
+partitions, and after a crash of one of them.
 
-That holds while processes replace partitions, and after a crash of one of them.
-
-Statistics of a tar in the native layout, derived from the tar itself.
+Statistics of a tar in the native layout are derived from the tar itself (`measure`, `stated_columns`).
 """
 
 from __future__ import annotations
