@@ -1,7 +1,4 @@
-"""Data model of interleaved image-text documents.
-
-The public names of `mm_assets` can be imported from here, too.
-"""
+"""Public names of `mm_assets`, importable from here, too; the data model is in `mm_assets.model`."""
 
 from __future__ import annotations
 
