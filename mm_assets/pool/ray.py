@@ -133,7 +133,7 @@ def _initialize(address: str) -> None:
     import ray
 
     variables = {name: os.environ.get(name, text) for name, text in WORKER_ENVIRONMENT.items()}
-    code = {"py_modules": [str(Path(__file__).parent)], "env_vars": variables}
+    code = {"py_modules": [str(Path(__file__).parents[1])], "env_vars": variables}
     try:
         _refuse_unreachable(address)
         with _kept_signals():
