@@ -1,10 +1,11 @@
-"""Comparison of two datasets: the items that they do not share.
+"""Comparison of two datasets of any formats: the items that they do not share, and what differs in them.
 
-Dataset as canonical readers see it: counts and digest over all sources, each column in one type.
+`compare` works in three steps, so that neither dataset has to fit into memory:
 
-Descriptions of the differences between two rows: the column, and its value on each side.
-
-Index of rows to find those of two datasets without a partner, in 48 bytes of memory per row.
+1. `Dataset` counts and digests all sources of a side as canonical readers see them, each column in one type.
+   Equal digests end the comparison.
+2. `RowIndex` finds the rows without a partner, in 48 bytes of memory per row.
+3. Only these rows are compared column by column. A `Difference` has the column, and its value on each side.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Accounting record of Arrow caches.
+"""Accounting records of all formats: the table `ACCOUNTED`, with one `AccountedFormat` for each.
 
-Accounting record of JSON lines.
-
-Accounting record of Lance tables.
-
-Accounting record of Parquet.
-
-Accounting record of WebDataset tars.
+An entry has the canonical reader of a format, the checks of files beside the rows, the lookup of a sample,
+and for Lance the checks of the table that all partitions share. `mm_assets.accounting.canonical.account`
+describes the fields.
 """
 
 from __future__ import annotations

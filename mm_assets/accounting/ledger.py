@@ -1,6 +1,10 @@
-"""Ledger: for every asset and shard the items in, the items out, and each lost item, as tables for SQL.
+"""Ledger: the items in, the items out and each lost item of every asset and shard, as tables for SQL.
 
-Share of a raw shard that does not reach its output, and the causes in one line that says what to do.
+* `Ledger` reads and writes two Parquet files a shard: its lost items, and its balance, an entry for items in,
+  out, and lost by kind.
+* `Balance` holds items in against items out, and their digests.
+* `LossShare` is the share of a raw shard that does not reach its output. Above ``MM_MAX_LOSS`` the shard is
+  refused, with the causes in one line that says what to do.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
-"""Store of the proofs of zero loss: what a canonical reader finds in each output, against what was written.
+"""Proofs of zero loss: what a canonical reader found in each output, against what was written.
 
-proof/<asset>/<partition>.json   one shard of one output, as last examined
-proof/<asset>.parquet            a row for each shard of an output (`mm_assets.accounting.proof`)
+proof/<asset>/<partition>.json   `ShardProof`: one shard of one output, as last examined
+proof/<asset>.parquet            table of these proofs, a row per shard: sums open this file alone
 proof/proof.json                 the sums over all shards of each output, and what differs
 
-The last two are derived, so they can always be rebuilt.
+`ProofStore` keeps them. The last two are derived from the first, so they can always be rebuilt.
 
-Table of the proofs of one asset: a row per shard, so that sums over all need not open every proof.
-
-proof/<asset>.parquet   derived from proof/<asset>/<partition>.json; it can always be rebuilt
-
-Proof of one shard of one output.
-
-Evidence that shards of an output were published, from everything in storage but the output itself.
+`Evidence` tells which shards of an output were published, from everything in storage but the output itself.
+Without it, a deleted output would be an output that nobody misses.
 """
 
 from __future__ import annotations

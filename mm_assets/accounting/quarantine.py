@@ -1,6 +1,8 @@
 """Quarantine: a table of the faulty items of a shard, each with its kind of fault, message and raw bytes.
 
-Bytes of raw shards at locations that the data names: limited in size, and from the shard's files only.
+`quarantine_table` makes the table from the ledger's lost items. `RawFiles` fetches the raw bytes. Their
+locations come from the data, which may say anything, so only the files of the shard are read, and only up to
+a limit.
 """
 
 from __future__ import annotations

@@ -4,15 +4,13 @@ A record says which inputs, code and configuration an output was made from (`fin
 what the file looked like then (`stat`). By it a re-run knows that a shard is unchanged, without the database
 of the orchestrator.
 
-Digests of the small files beside the data of a shard: ledger, scores and quarantine.
-
-The digests are in the shard's record, under ``files`` of its account: path below the storage root -> bytes
-and xxh3-128 of the file, or null where the shard has no such file. With them, missing or changed files are
-found.
-
-Outputs of the graph: location below the storage root, format and source of each.
-
-Partitions that the files of a folder belong to, as their names state, without opening them.
+* `OUTPUTS`: the outputs of the graph, each with its location below the storage root, format and source.
+* `ShardRecord`, `ShardRecords`: a record, and all of them below a storage root.
+* `digest_files`, `file_problems`: the small files beside the data (ledger, scores, quarantine). Their digests
+  are in the record, under ``files`` of its account: path below the storage root -> bytes and xxh3-128 of the
+  file, or null where the shard has no such file. With them, missing or changed files are found.
+* `stated_partitions`: the partitions that the files of a folder belong to. Names tell; a file is opened only
+  where its name is too long to do so.
 """
 
 from __future__ import annotations

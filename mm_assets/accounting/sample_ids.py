@@ -1,6 +1,7 @@
 """Duplicate sample ids across shards, and the shard that keeps each.
 
-For a single command, whose inputs are all there is, see `mm_assets.cli.convert`.
+This is for the graph, where all shards that ever existed count. For a single command, whose inputs are all
+there is, see `mm_assets.cli.convert`.
 """
 
 from __future__ import annotations

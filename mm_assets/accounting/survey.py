@@ -1,6 +1,8 @@
-"""Survey of one raw shard, all its files together: samples, faults, field types. No image is read.
+"""Survey of a raw shard, all its files together: samples, faults, and column types. No image is read.
 
-Types that the passthrough columns of one raw shard require.
+* `survey_shard` makes a `ShardSurvey`; `findings` are the problems in it, for an asset check.
+* `ShardColumns` and `RequiredType` are the types that the passthrough columns of the shard require. The
+  schema contract (`mm_assets.accounting.contract`) brings those of all shards together.
 """
 
 from __future__ import annotations

@@ -3,20 +3,16 @@
 ledger/raw_shards/<partition>.parquet         survey of a raw shard: a row per sample
 ledger/raw_shards/<partition>.published.json  schema of the shard's output, written at publication
 ledger/sample_ids/<partition>.parquet         sample ids of that output
-
-File formats of surveys and of notes on published outputs.
-
-Each file names its shard and has a digest, so moved or torn files are detected.
-
-Index of surveys and of notes on published outputs: what the integrity gate asks of all shards in each run.
-
 ledger/index/surveys/      types of the columns, and hashes of the sample ids, of each survey
 ledger/index/published/    schema of each published output
 ledger/index/sample_ids/   hashes of the sample ids of each published output
 
-A run opens the files of its own shards, and those that are new since the last run.
-
-Sample ids and columns read from published outputs, for when the notes made at publication are lost.
+* `write_survey` and the functions after it are the file formats. Each file names its shard and has a digest,
+  so moved or torn files are detected.
+* `SurveyStore` reads and writes the first three.
+* `SurveyIndex` keeps the index, which answers what the integrity gate asks of all shards in each run. A run
+  opens the files of its own shards, and those that are new since the last run.
+* `PublishedOutputs` reads schema and sample ids from the outputs themselves, for when the notes are lost.
 """
 
 from __future__ import annotations

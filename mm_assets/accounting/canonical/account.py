@@ -1,10 +1,11 @@
-"""Accounting record of a format: canonical reader, checks beside the rows, lookup of a sample.
+"""Interface of the canonical readers: what accounting knows of a format, and what a reader takes and returns.
 
-Location of rows for a canonical reader: a file, a table or one partition of it, a cache.
-
-Rows of an output as they are read, with image bytes apart, so that these are digested while in cache.
-
-Result of a canonical reader: counts, digest and columns.
+* `AccountedFormat`: the accounting record of a format, with its canonical reader, the checks of what is
+  beside the rows, and the lookup of a sample. `mm_assets.accounting.formats` has one for each format.
+* `CanonicalLocation`: where the rows are: a file, a table or one partition of it, a cache.
+* `RowPart`: some rows as they are read. Image bytes are apart, so that they are digested while they are in
+  the processor's cache.
+* `Derived`: the result: counts, digest and columns.
 """
 
 from __future__ import annotations

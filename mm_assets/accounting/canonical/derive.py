@@ -1,10 +1,10 @@
-"""Counts and digest of rows, derived from the output files themselves.
+"""Counts and digest of an output, derived from its files by the canonical reader of the format.
 
-Source of plain tables: the rows at a location, read by the canonical reader of their format.
-
-Canonical sources of a dataset that a user names.
-
-Column types that rows are digested in.
+* `derive` does so for one partition of an output, `DigestTally` for any rows.
+* `CanonicalSource` yields the rows at a location as plain tables; `canonical_sources` finds those of a
+  dataset that a user names.
+* `normalized`, `retyped` and `changes` are about the column types in which rows are digested. Digests are
+  only comparable in the same types.
 """
 
 from __future__ import annotations

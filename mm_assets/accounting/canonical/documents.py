@@ -1,14 +1,12 @@
-"""Tables of documents, in the column types that the documents declare.
+"""Documents as rows: decoder of our tar samples and JSON lines, and the canonical reader of files of others.
 
-Canonical reader of files of others, whose rows or members are documents.
-
-It uses our own reader, as no other library reads them as samples.
-
-Decoder of samples in our tars, written from docs/tar_layout.md and not from the writer.
-
-Check of the order in a tar sample's JSON lists and members, on which clients rely beyond the rows.
-
-The order is described in docs/tar_layout.md.
+* The decoder of a sample (`decode_sample`, `decode_payload`) is written from docs/tar_layout.md and not from
+  the writer, so that a fault of the writer does not hide itself.
+* `order_fault` checks the order of JSON lists and members, as documented there. Clients rely on it, but the
+  rows do not show it.
+* `document_parts` makes tables of decoded samples, in the column types that these declare.
+* `raw_parts` reads files of others, whose rows or members are documents. It uses our own reader, as no other
+  library reads them as samples.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Canonical reader of interleaved Parquet, with `pyarrow.parquet` alone.
+"""Canonical readers of Parquet, Lance tables and Arrow caches, each with one library of its users.
 
-Canonical reader of interleaved Lance tables, with the scanner of `lance` alone.
-
-Canonical reader of interleaved Arrow caches, with `pyarrow.ipc` alone.
-
-Check that the files of an Arrow cache are those in its metadata; readers refuse the cache otherwise.
+* Parquet: `pyarrow.parquet` alone.
+* Lance: the scanner of `lance` alone.
+* Arrow cache: `pyarrow.ipc` alone. `cache_problems` checks that the files are those in the metadata of the
+  cache; our readers refuse a cache otherwise.
 """
 
 from __future__ import annotations

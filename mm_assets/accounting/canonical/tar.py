@@ -1,14 +1,12 @@
-"""Canonical reader of our tars, with `webdataset` alone: a dictionary of bytes per key, nothing decoded.
+"""Canonical readers of our WebDataset tars and JSON lines, and checks of a tar's index files.
 
-Fast digest of our tars directly from their JSON members where all values are plain.
-
-No column is built, and images are hashed as they are read.
-
-Checks of the index files beside a tar: Energon's index of its samples, and its entries in folder indexes.
-
-The files are described in docs/tar_layout.md.
-
-Read JSON lines of ours with `gzip`, `json` and `tarfile` alone, as docs/jsonl.md describes them.
+* `tar_parts` reads with `webdataset` alone: a dictionary of bytes per key, nothing decoded.
+* `derive_tar` is the fast way to the digest of a tar whose values are all plain. It works on the JSON
+  members, builds no column, and hashes images as they are read. Where that is not possible, `tar_parts` gives
+  the same rows.
+* `has_index` and `folder_problems` check Energon's index beside a tar, and the tar's entries in the index
+  files of the folder (docs/tar_layout.md).
+* `jsonl_parts` reads JSON lines with `gzip`, `json` and `tarfile` alone, as docs/jsonl.md describes them.
 """
 
 from __future__ import annotations
