@@ -1,18 +1,14 @@
-"""Columns of the outputs as the UI shows them: their meaning, and the columns that they are made from.
+"""Assets of the graph: raw shards, curation, outputs for training and search, the overview.
 
-Assets of the curation: raw shards to filtered Parquet.
-
-Assets for training and search, made from filtered Parquet.
-
-What the settings tell of an asset: its owners, and where its output and its ledger are.
-
-Asset `overview`: what is in the data set, in figures and pictures.
-
-Observable source asset of the raw shards.
-
-Checks of an asset of rows: built-in ones, and those of plugins.
-
-`@sharded`: an asset with one partition per shard, whose body returns a `Plan` for its IO manager.
+* The bodies: `raw_shards` is observed; `curated_parquet` to `filtered_parquet` are the curation;
+  `final_tars`, `lance_table` and `arrow_cache` are made from filtered Parquet for training and search;
+  `overview` shows in figures and pictures what is in the data set.
+* `sharded`: the decorator of an asset with one partition per shard, whose body returns a `Plan` for its IO
+  manager. `with_settings` puts a digest of its settings into its code version, `landed_checks` makes its
+  check `landed`.
+* `with_plugins`: the checks of an asset, built-in ones and those of plugins.
+* What the UI shows of an asset: its columns with their meaning and the columns that they are made from
+  (`row_columns`, `score_columns`); its owners, and where its output and its ledger are (`described`).
 """
 
 import functools

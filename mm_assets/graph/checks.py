@@ -1,4 +1,10 @@
-"""Checks that workers run on each shard of an asset, with their functions."""
+"""Checks of shards: the functions of those that workers run, and checks that are a step of their own.
+
+* `INGEST_CHECKS`, `ROW_CHECKS`, `SCORE_CHECKS` and `QUARANTINE_CHECKS` go with the plan of an asset. Workers
+  run them on each shard before they publish it.
+* `specs_by_shard` and `report_shards` are for asset checks that run as a step of their own, with one
+  evaluation per shard and one over all.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Access of runs to Dagster 1.13.27 beyond its documented interface; only `instance_queries` uses any, too.
+"""What runs use of Dagster 1.13.27 beyond its documented interface.
 
-Every function here has a canary in `mm_assets_tests/io_managers/test_events.py`. Run them first after an
+Further uses are in `mm_assets.graph.instance_queries` (alerts), in `mm_assets.automation.backfills` and
+`mm_assets.automation.due_shards`, and in `mm_assets.event_log`. Each has canaries of its own.
+
+The canaries of this module are in `mm_assets_tests/io_managers/test_events.py`. Run them first after an
 upgrade of Dagster. They tell which of these no longer holds:
 
 * `MARK` in an output's metadata keeps Dagster from logging its own event for each partition of the run;
@@ -13,12 +16,10 @@ upgrade of Dagster. They tell which of these no longer holds:
   "Failed" once its run has failed (`withdraw_planned`);
 * the asset layer of the running job names the checks that are part of this run.
 
-Code versions that have been seen of each asset, and since when; kept in the instance's key-value store.
-
-What was planned after a version was first seen, was made by it. So nobody has to read thousands of events to
-know that they all name the present version. `instance.run_storage` is Dagster's own place for such values.
-
-The one partition dimension of the graph: the raw shard.
+`SeenCodeVersions` keeps, in the key-value store of the instance, which code version of each asset was seen
+last, and since when. What was planned after a version was first seen, was made by it. So nobody has to read
+thousands of events to know that they all name the present version. `instance.run_storage` is Dagster's own
+place for such values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Queries of a whole Dagster instance, beyond the documented interface of Dagster 1.13.27.
+"""Queries of a whole Dagster instance for alerts, and runs whose process has died.
 
-Alerts ask them every half minute, so the database counts and picks: none reads an event for each shard. What
-runs need is in `mm_assets.graph.dagster_internals`. The canaries in
-`mm_assets_tests/io_managers/test_instance_queries.py` tell after an upgrade which of these no longer holds:
+Both go beyond the documented interface of Dagster 1.13.27. What runs need is in
+`mm_assets.graph.dagster_internals`.
+
+Alerts ask every half minute, so the database counts and picks: no query reads an event for each shard. The
+canaries in `mm_assets_tests/io_managers/test_instance_queries.py` tell after an upgrade which of these no
+longer holds:
 
 * the table of check executions has one row for each run, check and partition, with the outcome and the
   serialized evaluation, whose severity is found in its text;
@@ -10,9 +13,9 @@ runs need is in `mm_assets.graph.dagster_internals`. The canaries in
 * an attempt without a materialization after it is named with its run;
 * backfills keep their target partitions, ticks their outcome.
 
-Runs whose process has died: Dagster takes them to be going on for ever.
-
-They would block the run queue, and their shards would count as in progress.
+A run whose process has died is one that Dagster takes to be going on for ever. It would block the run queue,
+and its shards would count as in progress. `process_tag` and `watched` make such a run known, `fail_lost_runs`
+reports it as failed.
 """
 
 from __future__ import annotations

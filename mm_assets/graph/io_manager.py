@@ -1,24 +1,17 @@
 """Base IO manager of sharded assets: many shards per run, worker processes, one event per shard.
 
-A shard that fails is logged and not published. The others go on to the next asset in the same run. The check
-`landed` (`mm_assets.graph.assets`) then fails the run. Run on `in_process_executor`: only there do the
-assets share their workers, and a step costs 2 to 10 s less.
-
-No `from __future__ import annotations` in modules with a `ResourceDependency`: see
-`mm_assets.graph.io_manager`.
-
-Hooks by which the IO managers of formats differ; `mm_assets.graph.io_manager` calls them.
-
-No `from __future__ import annotations` in modules with a `ResourceDependency`: see
-`mm_assets.graph.io_manager`.
-
-Worker processes of a run, or tasks on a Ray cluster, as a Dagster resource.
+* `ShardIOManager` carries out the `Plan` of an asset. A shard that fails is logged and not published; the
+  others go on to the next asset in the same run. The check `landed` (`mm_assets.graph.assets`) then fails the
+  run.
+* `ShardHooks` are the methods by which the IO managers of formats differ. Its docstring lists them in the
+  order of their calls.
+* `Workers`: the worker processes of a run, or tasks on a Ray cluster, as a Dagster resource. Run on
+  `in_process_executor`: only there do the assets share their workers, and a step costs 2 to 10 s less.
+* `RawInput`: the base of IO managers that read raw shards.
 
 No `from __future__ import annotations` here or in any module with a `ResourceDependency` field: Dagster reads
-the annotations of the class as objects, and as text they end in a pydantic `ValidationError` when the code
+the annotations of the class as objects. As text they end in a pydantic validation error when the code
 location loads.
-
-Base of IO managers that read raw shards.
 """
 
 import os

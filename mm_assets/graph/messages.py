@@ -1,11 +1,13 @@
-"""Messages between assets, IO managers and worker processes: small and picklable, without data or Dagster.
+"""Messages between assets, IO managers and worker processes: small, picklable, without data or Dagster objects.
 
 asset body      ──► Plan(source, steps, side_inputs)   the same work for every shard
 IO manager      ──► ShardJob                           that work for one shard, sent to a worker
 worker          ──► ShardResult                        the outcome for one shard
 next asset      ◄── ShardSet of Shard                  the published shards, each with its version
 
-A written, unpublished shard of rows, as checks see it.
+With them come the terms that all sides share: `ShardCheck` and the `WrittenShard` that it looks at (written,
+not yet published); `metadata_values`, which makes Dagster metadata of plain values; `SHARDS`, the one
+partition dimension of the graph, whose keys are the raw shards.
 """
 
 from __future__ import annotations

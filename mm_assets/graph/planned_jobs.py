@@ -1,14 +1,12 @@
-"""Planned jobs, the parent's side of each shard: fingerprint and parents, validated result, record.
+"""Planned jobs: the parent's side of each shard, from the fingerprint to the events of the run.
 
-Readable form of what an output is made by: code version, steps with their settings, options.
-
-Shard results as events of a run: a materialization or an error, and check evaluations.
-
-Log of check outcomes: one evaluation per shard, tied to its materialization, then one over all shards.
-
-Asset checks that run as a step of their own, with one evaluation per shard and one over all.
-
-Conversion of plain values into Dagster metadata.
+* `PlannedJob`: a job with its fingerprint and parents. It validates the worker's result and makes the record
+  of the published shard.
+* `readable_settings`: what an output is made by, in a form that people can compare: code version, steps with
+  their settings, options.
+* `ShardReports`: results as events of a run: a materialization or an error, then check evaluations.
+* `CheckLog`: check outcomes in batches: one evaluation per shard, tied to its materialization, then one over
+  all shards.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Raw shards as an observable source: the shards that exist, with URI and version.
+"""Raw shards of the graph: their location, the versions seen of them, and the integrity gate before compute.
 
-They change outside of the graph, so each new version is logged as an `AssetObservation` of its partition.
-Staleness of everything made from the shard is measured against the latest one. Only new and changed shards
-are logged: an event costs ~10 ms, a listing far less.
-
-Location of the raw shards, as a Dagster resource.
-
-Integrity gate: inspection of raw shards before compute, each alone and all together.
-
-Integrity gate: checks on the raw shards.
-
-`curated_parquet` logs them before it reads. Launched alone they read the shards and write no output.
+* `RawShards`: the resource that lists the shards that ``MM_RAW_SHARDS`` names, with URI and version.
+* `observe_changes`: raw shards change outside of the graph, so each new version is logged as an
+  `AssetObservation` of its partition. Staleness of everything made from the shard is measured against the
+  latest one. Only new and changed shards are logged: an event costs ~10 ms, a listing far less.
+* `RawShardIOManager`: loads them as the `ShardSet` that assets read.
+* `RawGate`: the integrity gate. It inspects raw shards, each alone and all together; workers run
+  `survey_raw_shard`.
+* `raw_gate_checks`: the gate as asset checks. `curated_parquet` logs them before it reads. Launched alone
+  they read the shards and write no output.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

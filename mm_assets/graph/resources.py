@@ -1,10 +1,8 @@
 """Resources of the code location, built from the settings.
 
-Filters and the scores they look at, as a Dagster resource.
-
-Settings of the image validation, as a Dagster resource.
-
-Output root that the job `maintenance` works on, as a Dagster resource.
+`resources_from_environment` returns all of them. Defined here are those that are mere settings:
+`FilterThresholds` (filters and the scores they look at), `ImageValidation`, and `MaintainedStorage` (the
+output root that the job `maintenance` works on).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,13 @@
-"""IO managers of Parquet: raw shards or Parquet in, interleaved Parquet out.
+"""IO managers of the assets of rows, one for each format, and that of the quarantine.
 
-IO manager of the Lance table: workers write fragments, the parent commits a chunk of shards at once.
+* `IngestIOManager`: raw shards that passed the integrity gate in, curated Parquet out.
+* `ParquetIOManager`: Parquet in, Parquet out.
+* `LanceIOManager`: workers write fragments, the parent commits a chunk of shards to the one table at once.
+* `WebdatasetIOManager`: Parquet in, tars and the index files of all clients out.
+* `ArrowCacheIOManager`: Parquet in, memory-mapped Arrow files out.
+* `QuarantineIOManager`: the faulty items of each shard with their raw bytes, collected from the ledger.
 
-IO manager of WebDataset tars: Parquet in, tars and the index files of all clients out.
-
-IO manager of Arrow caches: Parquet in, memory-mapped Arrow files out.
-
-Quarantine of each shard: its faulty items with their raw bytes, collected from the ledger.
+Above each stands the function that its workers run on a shard.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,8 +1,7 @@
-"""IO manager of image scores: one small Parquet file per shard.
+"""IO managers of image scores and of sample scores: one small Parquet file per shard.
 
-IO manager of sample scores: one small Parquet file per shard.
-
-Scores that a shard has already: what is measured is not measured again.
+What is measured is not measured again: `with_known_scores` gives workers the scores that a shard has already,
+as far as they are of the same rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

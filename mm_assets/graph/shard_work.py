@@ -1,8 +1,6 @@
-"""Worker side of an asset of rows: read, transform, check and write one shard. Imports no Dagster.
+"""Worker side of an asset of rows: read, transform, check and write one shard.
 
-Worker side of the check `zero_loss`: read one published shard and compare it. Imports no Dagster.
-
-Worker side of the integrity gate: survey one raw shard. Imports no Dagster.
+Nothing here calls Dagster: a worker has no instance, and logs no event. It returns a `ShardResult`.
 """
 
 from __future__ import annotations
