@@ -1,4 +1,6 @@
-"""Messages between assets, IO managers and worker processes: small, picklable, without data or Dagster objects.
+"""Messages between assets, IO managers and worker processes: small and picklable.
+
+They hold no data of shards, and nothing of Dagster.
 
 asset body      ──► Plan(source, steps, side_inputs)   the same work for every shard
 IO manager      ──► ShardJob                           that work for one shard, sent to a worker
