@@ -1,11 +1,10 @@
-"""Frame of a self-contained HTML page: styles, a strict content security policy, escaping.
+"""Self-contained HTML pages, images in them, and pictures as Markdown for the UI.
 
-Images of the data inside an HTML page, as data URIs: the file itself, or a scaled preview of it.
-
-Pictures as Markdown that the UI shows: data URIs, small enough to be shown without a click.
-
-The UI (Dagster 1.13.27) shows a Markdown value of fewer than 1,000 characters in its place, and a longer one
-behind a click. The description of an event may be longer.
+* `page`: the frame of a page: styles, a strict content security policy, escaping.
+* `picture`: an image of the data as a data URI, the file itself or a scaled `preview` of it.
+* `image` and `svg_image`: pictures as Markdown that the UI shows without a click. The UI (Dagster 1.13.27)
+  shows a Markdown value of fewer than 1,000 characters (`INLINE`) in its place, and a longer one behind a
+  click. The description of an event may be longer.
 """
 
 from __future__ import annotations

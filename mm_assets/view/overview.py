@@ -1,12 +1,13 @@
-"""Figures of the whole data set, from what the events of its shards say.
+"""Overview of the whole data set: figures, histograms and contact sheets, as Markdown.
 
-Histograms of images, from the stored scores and the ledger of some shards; no image is read.
-
-The overview as it is shown: figures and plots for the asset's page, contact sheets for its event.
-
-Plots as small SVG files, below `INLINE` characters as Markdown whatever is counted.
-
-Text comes from data in part: it is escaped, and cut. Colours have enough contrast on white and on black.
+* `Figures`: counts over all shards, from what their events say.
+* `Histogram`, `Measures`: what images are like, from the stored scores and the ledger of some shards. No
+  image is read.
+* `columns`, `rows`, `share`: plots as small SVG files, below `INLINE` characters as Markdown whatever is
+  counted. Text comes from data in part: it is escaped, and cut. Colours have enough contrast on white and on
+  black.
+* `metadata`, `description`: the overview as it is shown, figures and plots for the asset's page, contact
+  sheets for its event.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The preview as one HTML page.
+"""Preview of filters as one HTML page, and the words and numbers that the terminal shares with it.
 
-Curves of what a bound would keep wherever it lay, over the distribution of the score, as SVG.
-
-Words and numbers of a preview, the same on a page and in the terminal.
+`preview_page` makes the page: counts, curves and contact sheets. A `Curve` is the share that a filter would
+keep wherever one of its bounds lay, drawn as SVG over the distribution of the score.
 """
 
 from __future__ import annotations

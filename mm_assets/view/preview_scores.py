@@ -1,12 +1,13 @@
-"""Stored scores of the shards below a storage root, read a shard at a time and without any image.
+"""Stored scores as filters judge them: for the preview, and while a shard is filtered.
 
-The scores of one shard as rows that filters judge.
-
-Whether stored scores are those of the rows as they are now, by the records of their making.
-
-What each filter of a chain would drop alone, and images near bounds, noted while a shard is filtered.
-
-Bounds of filters: the settings that can be moved, and where scores lie towards them.
+* `StoredScores`: the score files below a storage root, read a shard at a time and without any image.
+* `outdated_scores`: whether stored scores are those of the rows as they are now, by the records of their
+  making.
+* `ScoredShard`: the scores of one shard as rows.
+* `Bound`, `bounds_of`, `distances`: the settings of a filter that can be moved, and where scores lie towards
+  them.
+* `FilterObserver`: notes, while a shard is filtered, what each filter of the chain would drop alone, and
+  images near bounds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What filters would drop, each alone and all together, counted over shards by the graph's own decisions.
+"""Study of filters before they drop anything: what each would drop, alone and all together.
 
-All that a preview says about some shards and filters, from one pass over the stored scores.
+`study` makes one pass over the stored scores of some shards. It has these parts:
 
-Images and samples on both sides of the bounds of a filter: which they are.
-
-The few best of a stream of things, in bounded memory.
-
-What borderline images and samples look like, from curated Parquet, a few row groups at a time.
+* `WhatIf`: counts, by the decisions that the graph itself would make.
+* `Borderline`: which images and samples are nearest to the bounds of a filter, on both sides. `Nearest` keeps
+  the few best of a stream in bounded memory.
+* `contents_of`: what these look like, from curated Parquet, a few row groups at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One sample as it is shown: its items in order, with content, fields, scores and what became of them.
 
-The rows of samples, images included, from a Parquet file or a Lance table, a few at a time.
+`Document` is the sample in one shard, `Item` and `Mark` are its parts. `parquet_rows` and `lance_rows` read
+the rows of samples, images included, a few at a time.
 """
 
 from __future__ import annotations

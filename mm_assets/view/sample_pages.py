@@ -1,8 +1,7 @@
-"""Words for the parts of a sample, the same on a page and in the terminal.
+"""A sample as one self-contained HTML page, or as lines for the terminal.
 
-A sample as one self-contained HTML page.
-
-A sample as lines for the terminal, with small pictures where it has 24-bit colour.
+`sample_page` makes the page. `lines` is for the terminal, with small pictures where it has 24-bit colour.
+Both use the same words for the parts of a sample.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Documents of a sample in one dataset of any format, without a ledger.
+"""Documents of a sample: from one dataset of any format, or from the storage of the graph.
 
-Documents of a sample in the storage of the graph: content of the outputs, and what the ledger says.
-
-Bytes of an item in quarantine, as text for people.
+* `search` looks in a dataset and needs no ledger.
+* `documents_in_storage` joins the content of the outputs with what the ledger says of each item.
+* `described` shows bytes from quarantine as text for people.
 """
 
 from __future__ import annotations
