@@ -1,8 +1,8 @@
 """Differences between two states of the outputs: samples added, dropped and changed, and why.
 
-Causes of a changed output: settings, code, raw data, or what other shards have.
-
-Diff of two tags, or of a tag and the current state.
+* `Diff` goes through two tags, or a tag and the current state, partition by partition.
+* `Comparison` finds the samples that differ in a partition, each a `Difference`.
+* `causes_of` tells why an output is another: settings, code, raw data, or what other shards have.
 """
 
 from __future__ import annotations

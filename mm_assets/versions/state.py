@@ -1,10 +1,10 @@
-"""State of an output: what a shard of an asset was made from, what came out, and its files.
+"""State of the outputs: what a shard of an asset was made from, what came out, and its files.
 
-Current state of all outputs below a storage root, by the records of their shards.
-
-Capture of one partition for a tag, in a worker: digests of its files and samples.
-
-Sample digests and lost items of outputs that were tagged: what a later comparison needs of them.
+* `OutputState` is the state of one partition of one asset, `CurrentState` yields all below a storage root, by
+  the records of their shards.
+* `capture` is the work on one partition for a tag, in a worker: digests of its files and samples.
+* `SampleStore` keeps sample digests and lost items of outputs that were tagged. A later comparison needs
+  them, as the outputs may be gone by then:
 
 versions/samples/<data version>.parquet   a row per sample: its id, and the sum of the digests of its rows
 versions/losses/<digest>.parquet          a copy of the ledger's lost items of a shard

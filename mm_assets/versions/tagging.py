@@ -1,12 +1,11 @@
 """Tags: a name for the state of all outputs, kept as a manifest and as a tag of the Lance table.
 
-Manifests of tags: which state of the outputs a tag marks.
-
 versions/<tag>.parquet   a row per shard and asset: versions, inputs, files with sizes and digests
 versions/<tag>.json      when, settings, sums, and the digest of the other file. It is published last: a tag
                          without it does not exist
 
-Names of tags: they become file names and tags of the Lance table, so both must take them.
+`Tagger` makes a tag, `Manifest` reads one. Names of tags become file names and tags of the Lance table, so
+both must take them (`check_tag_name`).
 """
 
 from __future__ import annotations
