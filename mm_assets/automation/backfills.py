@@ -1,9 +1,9 @@
 """Backfills that are launched without a click, and the partitions that unfinished ones will make.
 
+`DueBackfills` is the one way in which sensor and schedule have shards made.
+
 Dagster 1.13.27 lets only its UI launch a backfill by documented means: `PartitionBackfill` and `add_backfill`
 are what the UI's own mutation calls. Canary: `mm_assets_tests/automation/test_backfills.py`.
-
-Backfills of what is due: the one way in which the sensor and the schedule have shards made.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Shards that are due: partitions that are missing, failed or stale, with the reason of each.
+"""Due shards: partitions that are missing, failed or stale, with the reason of each.
 
-Finds the shards that are due, by what the event log says of each partition.
-
-The command ``run``, the schedule ``refresh`` and the sensor ``automation`` all ask this module. It goes by
-ids of events, and reads an event only where these leave it open:
+The command ``run``, the schedule ``refresh`` and the sensor ``automation`` all ask this module
+(`DueShardFinder`). It goes by ids of events, and reads an event only where these leave it open:
 
 * A partition whose latest planned materialization has no real one since has *failed*, once the run has ended.
 * A partition was made from the latest version of an input if that version was there before the partition's
@@ -11,11 +9,12 @@ ids of events, and reads an event only where these leave it open:
 * Its code version is the present one if its run was created after that version was first seen
   (`SeenCodeVersions`).
 
-The latest event of each partition, in one query an asset: ids and runs, no event is read.
+`latest_events` returns ids and runs of the latest event of each partition, in one query an asset; no event is
+read.
 
 Like `mm_assets.graph.dagster_internals`, this uses what Dagster 1.13.27 does not document: the event log's
 `get_latest_tags_by_partition`, its query of the latest event of each partition, and ids and runs in the table
-of events. Its canary is `mm_assets_tests/automation/test_partition_events.py`.
+of events. The canary is `mm_assets_tests/automation/test_partition_events.py`.
 """
 
 from __future__ import annotations

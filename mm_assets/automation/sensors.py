@@ -1,32 +1,21 @@
-"""Sensor `new_shards`: keeps partitions, versions and the inventory of the raw shards up to date.
+"""Sensors, schedules and jobs of the code location, and the checks of what is there.
 
-Sensor `overview`: renews the asset of the same name when something has been made.
+* Sensor `new_shards`: keeps partitions, versions and the inventory of the raw shards up to date.
+* Sensor `overview`: renews the asset of the same name when something has been made.
+* Sensor `automation`: has shards made without a click, in backfills of chunked runs. Not by Dagster's
+  declarative automation: that knows neither the settings that an output depends on nor a shard that is still
+  being uploaded, asks again for shards that fail for their content, and evaluates seven assets times all
+  partitions at each tick (docs/decisions/0007-automation.md).
+* Schedules `refresh`, `prove` and `maintenance`: each runs where its setting has a cron expression.
+* Job `refresh`: backfills of what is missing, failed or stale.
+* Job `maintenance`: table compaction, old versions, old runs, temporary files of dead processes.
+* Checks of what is there (`inventory_checks`): `present`, that no raw shard with a partition is gone, and
+  `up_to_date`, that no shard of an asset is stale. Dagster calls a partition unsynced only on its own page:
+  of a partitioned asset as a whole it always says that it is fresh, and of an asset two steps behind a
+  changed one, too.
 
-Sensor `automation`: shards are made without a click, in backfills of chunked runs.
-
-Not by Dagster's declarative automation: that knows neither the settings that an output depends on nor a shard
-that is still being uploaded, asks again for shards that fail for their content, and evaluates seven assets
-times all partitions at each tick (docs/decisions/0007-automation.md).
-
-Schedules `refresh`, `prove` and `maintenance`: each runs where its setting has a cron expression.
-
-Job `refresh`: backfills of what is missing, failed or stale.
-
-Jobs of the code location.
-
-Job `maintenance`: table compaction, old versions, old runs, temporary files of dead processes.
-
-Checks of what is there: no raw shard is gone, no shard of an asset is stale.
-
-The sensor `new_shards` evaluates them whenever the answer changes. Launched in the UI they are evaluated at
+`new_shards` evaluates these checks whenever the answer changes. Launched in the UI they are evaluated at
 once. In a run that makes assets they do nothing: they would look at all shards for each run of a hundred.
-
-Outcome of the check `present` of the raw shards: which of those that have a partition are gone.
-
-Outcome of the check `up_to_date` of an asset: which of its shards are stale.
-
-Dagster calls a partition unsynced only on its own page: of a partitioned asset as a whole it always says that
-it is fresh, and of an asset two steps behind a changed one, too. So this check tells it, for each asset.
 """
 
 import base64

@@ -1,9 +1,7 @@
 """Alerts: what is wrong now, told once to people, and that it is over.
 
-causes     what is wrong now, as plain data from the Dagster instance
-messages   a cause as text: what, how much, what to do, where to look
-incidents  which causes have been told already
-outbox     messages that still have to reach a target
-targets    where messages go, by Apprise
-sensor     one tick: causes -> incidents -> messages -> outbox -> targets
+message               a `Cause`, and its text: what, how much, what to do, where to look
+shards, checks, runs  finders of causes in the Dagster instance
+tick                  one tick: causes -> incidents (what has been told) -> messages -> outbox; its sensor
+delivery              the outbox of messages that still have to reach a target; targets, by Apprise
 """

@@ -1,8 +1,9 @@
-"""Failed asset checks, counted by the backfill or run that evaluated the shards last.
+"""Causes of alerts in checks and counts: failed asset checks, and shares of items that are not as usual.
 
-Shares of items by run: how many a filter keeps, how many are lost to quarantine.
-
-Kept up from tick to tick: only materializations that are new are read.
+* `failed_checks`: counted by the backfill or run that evaluated the shards last.
+* `Shares`: shares of items by run, kept up from tick to tick: only materializations that are new are read.
+  `drift` compares how many a filter keeps with earlier runs, `loss` how many are lost to quarantine with a
+  limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Outbox: messages that a target has not got yet, kept for each target until it has.
+"""Delivery of alerts: targets, and an outbox with the messages that each has not got yet.
 
-Targets of alerts, which Apprise sends to. Their URLs hold secrets, and are never shown.
+Apprise sends to the targets. Their URLs hold secrets, and are never shown. The outbox keeps a message for
+each target until that has got it.
 """
 
 from __future__ import annotations

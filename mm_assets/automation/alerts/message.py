@@ -1,6 +1,7 @@
-"""Causes of alerts, and the backfill or run that each came up in.
+"""Causes of alerts, and the messages that tell them.
 
-Causes as text: one line of title, then what, how much, what to do and where to look.
+A `Cause` is one thing that is wrong, with its `Origin`: the backfill or run that it came up in. A `Message`
+has one line of title, then what, how much, what to do and where to look.
 """
 
 from __future__ import annotations

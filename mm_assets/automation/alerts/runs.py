@@ -1,13 +1,11 @@
-"""Runs and backfills that failed for another reason than failed checks and shards that did not land.
+"""Causes of alerts in runs, backfills, sensors and schedules.
 
-Each is judged once, when it is first seen to have failed. What remains is kept in the state of the alerts
-until a later run of the same kind succeeds.
-
-Runs and backfills that have begun, have not ended, and do nothing.
-
-Assets of which no shard has been materialized for too long.
-
-Sensors and schedules whose ticks fail.
+* `failed_runs`, `failed_backfills`: those that failed for another reason than failed checks and shards that
+  did not land. Each is judged once, when it is first seen to have failed. What remains is kept in the state
+  of the alerts until a later run of the same kind succeeds.
+* `hanging`: runs and backfills that have begun, have not ended, and do nothing.
+* `stale_assets`: assets of which no shard has been materialized for too long.
+* `failing_ticks`: sensors and schedules whose ticks fail.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Shards that did not land: their latest attempt has ended without a materialization.
+"""Causes of alerts in shards that did not land: their latest attempt has ended without a materialization.
 
-The Dagster instance as one tick of the alerts sees it: runs are read once, with their origin.
-
-The reason why a run failed, in one line.
+`View` is the Dagster instance as one tick sees it, for all finders of causes: runs are read once, with their
+origin. `run_error` is the reason why a run failed, in one line.
 """
 
 from __future__ import annotations

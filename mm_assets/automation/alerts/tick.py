@@ -1,18 +1,12 @@
-"""All causes that hold now, of every kind.
+"""One tick of the alerts: find causes, put messages in the outbox, send what waits there.
 
-One tick of the alerts: find causes, put messages in the outbox, send what waits there.
-
-Sensor `alerts`: tells people what is wrong, by the targets in MM_ALERTS.
-
-Incidents: the causes that hold, which of them have been told, and what is to be told now.
-
-A cause is told when it is first seen. Growth is told once, when its backfill has ended. That it is gone is
-told once.
-
-State of the alerts between ticks, in the key-value store of the Dagster instance.
-
-Not in the sensor's cursor: Dagster stores that at the end of a tick, and only if the tick succeeds. Here each
-delivery is noted as soon as it is known, so that a restart repeats none.
+* `find_causes`: all causes that hold now, of every kind.
+* `Incidents`: the causes that hold, which of them have been told, and what is to be told now. A cause is told
+  when it is first seen. Growth is told once, when its backfill has ended. That it is gone is told once.
+* `State`: what is kept between ticks, in the key-value store of the Dagster instance. Not in the sensor's
+  cursor: Dagster stores that at the end of a tick, and only if the tick succeeds. Here each delivery is noted
+  as soon as it is known, so that a restart repeats none.
+* `alerts_sensor`: the sensor `alerts`, which tells people what is wrong, by the targets in ``MM_ALERTS``.
 """
 
 from __future__ import annotations
