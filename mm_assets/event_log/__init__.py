@@ -1,6 +1,5 @@
-"""Event logs of Dagster that write many events in one transaction; everything they write the stock classes
-read.
+"""Event logs of Dagster that write many events in one transaction.
 
-Configured as ``event_log_storage`` in ``dagster.yaml``. Without it Dagster's own class works on the same
-databases.
+Everything they write the stock classes can read. They are configured as ``event_log_storage`` in
+``dagster.yaml``. Without that, Dagster's own class works on the same databases.
 """

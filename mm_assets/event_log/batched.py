@@ -1,8 +1,8 @@
 """Batched writing of events, on top of one of Dagster's own storage classes.
 
-Buffer of things that are written together: once enough have gathered, or the first has waited enough.
-
-Knows neither Dagster nor databases.
+`WriteBuffer` keeps things that are written together, until enough have gathered or the first has waited
+enough. It knows neither Dagster nor databases. `BatchedEventLog` is the mixin for a storage class: it writes
+what the buffer gathered in one transaction.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Database rows of events, as Dagster's own storage reads them.
 
-Events as Dagster's storage format has them, without what the classes take by default.
-
-The classes of which a run has one or more for each shard are packed here, at a fifth of the time that the
-general way takes; any other goes that way. `mm_assets_tests/event_log/test_canaries.py` compares the two.
+An `EventRow` gives the rows of one event. Their text is packed by `pack_event`, in Dagster's storage format
+without what the classes take by default. The classes of which a run has one or more for each shard are packed
+here, at a fifth of the time that the general way takes; any other goes that way.
+`mm_assets_tests/event_log/test_canaries.py` compares the two.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Storages in SQLite whose databases are made in one transaction; an event log that keeps its engines and
-writes many events in one.
+"""SQLite storages: databases made in one transaction, and an event log that writes many events in one.
+
+The storages of runs and schedules differ from Dagster's own in nothing but how their databases are made. The
+event log (`BatchedSqliteEventLogStorage`) also batches events, and keeps its engines open.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Dagster's tables in a SQLite database: made in one transaction by whoever is first, and mended where they
-are half made. The stock classes make them in many steps: of two at once both fail, and so does each
-that comes after, or after one that was killed. (Those for Postgres try again, and need no such help.)
+"""Dagster's tables in a SQLite database, made in one transaction, and engines that are kept open.
 
-Database engines that are kept open, and never shared with a process that was forked off.
+* `make_tables`: the tables are made by whoever is first, and mended where they are half made. The stock
+  classes make them in many steps: of two at once both fail, and so does each that comes after, or after one
+  that was killed. (Those for Postgres try again, and need no such help.)
+* `Engines`: database engines that are kept open, and never shared with a process that was forked off.
 """
 
 from __future__ import annotations
