@@ -1,9 +1,10 @@
-"""What a headless run shall make: shards and assets, all of them or what is due.
+"""Request of a headless run: shards and assets, all of them or what is due.
 
-Shards that need no run: nothing in them is due, and all outputs are there as published and proven.
-
-What one shard decides of another (who keeps a sample id, the types of columns) is not asked again: nothing
-was made or retired since a run of all shards saw to it. That run is noted in the instance's key-value store.
+* `select` turns a `MakeRequest` into a `Selection`: the partitions to make, by asset, with reasons.
+* `up_to_date_records` finds that no run is needed: nothing is due, and all outputs are there as published and
+  proven. What one shard decides of another (who keeps a sample id, the types of columns) is not asked again,
+  if nothing was made or retired since a run of all shards saw to it. That run is noted in the instance's
+  key-value store.
 """
 
 from __future__ import annotations

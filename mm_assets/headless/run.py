@@ -1,12 +1,10 @@
 """The headless run: raw shards through the graph, without a browser or a daemon.
 
-Ctrl-C during a headless run: one line, and no process is left.
-
-Progress of a headless run on a terminal: shards, samples a second and time left, for each asset.
-
-Folder of the Dagster instance of a storage root: one each, so that their shards are kept apart.
-
-The Dagster instance of a command.
+* `run_graph` makes what is asked for, `prove` reads every output again.
+* `open_instance`, `prepare_home`: the Dagster instance of a command. Its folder is one for each storage root,
+  so that their shards are kept apart.
+* `watch_for_interrupts`: Ctrl-C ends the command with one line, and no process is left.
+* `RunProgress`: shards, samples a second and time left on a terminal, for each asset.
 """
 
 from __future__ import annotations

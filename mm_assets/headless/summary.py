@@ -1,6 +1,7 @@
 """Summary of the runs of a command: problems, a table with a line for each asset, and the proof.
 
-Problems of a run as lines for people: one per shard, with its cause but without consequences of it.
+`find_problems` makes lines for people of what went wrong in a run: one per shard, with its cause but without
+consequences of it.
 """
 
 from __future__ import annotations
