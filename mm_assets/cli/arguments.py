@@ -1,16 +1,12 @@
-"""Argument types of the commands.
+"""Arguments that commands share: types of values, groups of flags, and what commands do alike with them.
 
-Flags of the filters: one for each of their settings.
-
-Filters of one command: those of the settings, with other values over them.
-
-Flags that describe the layout of documents of others, with defaults from the environment.
-
-The flag ``--storage`` of commands that work on the outputs of the graph.
-
-The flag ``--html FILE`` of commands that write a page.
-
-Progress line on a terminal; silent elsewhere.
+* Types of arguments (`location`, `share`, `byte_size` and so on), for a `CommandParser`.
+* Flags of filters, one for each of their settings (`add_filter_flags`), and filters of one command: those of
+  the settings, with other values over them (`add_set_flags`).
+* Flags that describe the layout of documents of others, with defaults from the environment
+  (`add_layout_flags`).
+* ``--storage`` of commands that work on the outputs of the graph (`add_storage_flag`).
+* The page that ``--html FILE`` asks for (`write_page`), and the progress line on a terminal (`Progress`).
 """
 
 from __future__ import annotations

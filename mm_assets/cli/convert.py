@@ -1,14 +1,12 @@
 """Command ``mm-assets convert SRC DST --to FORMAT``.
 
-Report of a conversion, finished or planned.
-
-Losses of a conversion: a summary by kind, and lists of all lost items beside the output.
-
-Unique sample ids in the output of a command: the first partition keeps an id, others quarantine theirs.
-
-The graph resolves the same among all shards that ever existed (`mm_assets.accounting.sample_ids`), from
-surveys and published outputs, and a published shard comes before others. A command has neither: it reads the
-ids of its inputs, and their order decides.
+* `run_convert` converts each partition in a worker; `print_plan` and `print_report` tell what would be, and
+  what was, written.
+* Losses: a summary by kind, and lists of all lost items beside the output (`publish`).
+* `resolve_duplicates`: sample ids are unique in the output. The first partition keeps an id, others
+  quarantine theirs. The graph resolves the same among all shards that ever existed
+  (`mm_assets.accounting.sample_ids`), from surveys and published outputs, and a published shard comes before
+  others. A command has neither: it reads the ids of its inputs, and their order decides.
 """
 
 from __future__ import annotations

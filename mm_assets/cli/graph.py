@@ -1,12 +1,10 @@
-"""The command ``mm-assets run``: the graph without a browser.
+"""Commands of the graph: ``run``, ``ui``, ``prove``, ``alerts``, ``init``.
 
-The command ``mm-assets ui``: the graph in a browser, with the daemon.
-
-The command ``mm-assets prove``: every output read again.
-
-``mm-assets alerts``: sends a trial message to the targets of alerts.
-
-The command ``mm-assets init``: a settings file with every setting, commented.
+run     the graph without a browser
+ui      the graph in a browser, with the daemon
+prove   every output read again
+alerts  a trial message to the targets of alerts
+init    a settings file with every setting, commented
 """
 
 from __future__ import annotations

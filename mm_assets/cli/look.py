@@ -1,10 +1,9 @@
-"""The command ``mm-assets show SAMPLE_ID``: one sample to look at, in the terminal or as an HTML page.
+"""Commands that look at data: ``explain``, ``inspect``, ``preview``, ``show``.
 
-The command ``mm-assets explain SAMPLE_ID``: what happened to each item of a sample.
-
-Command ``mm-assets inspect PATH``.
-
-The command ``mm-assets preview``: what filters would drop, from stored scores, before they do.
+explain SAMPLE_ID   what happened to each item of a sample
+inspect PATH        what a dataset holds, without its image bytes
+preview             what filters would drop, from stored scores, before they do
+show SAMPLE_ID      one sample to look at, in the terminal or as an HTML page
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Command ``mm-assets diff A [B]``: samples that differ between two states of the outputs, and why.
+"""Commands on states of outputs: ``diff``, ``tag``, ``retire``, ``verify``.
 
-Command ``mm-assets tag NAME``: mark the state of all outputs.
-
-Command ``mm-assets retire [PARTITION ...]``: remove the outputs of raw shards that are gone.
-
-Command ``mm-assets verify A B [C …]``.
+diff A [B]              samples that differ between two states of the outputs, and why
+tag NAME                mark the state of all outputs
+retire [PARTITION ...]  remove the outputs of raw shards that are gone
+verify A B [C …]        check that datasets hold the same items
 """
 
 from __future__ import annotations
