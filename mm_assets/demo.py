@@ -1,8 +1,8 @@
-"""Small example shards in both raw layouts, with generated photographs of noise and colour.
+"""Demo: small example shards in both raw layouts, taken through the whole graph by ``make demo``.
 
-Filter thresholds of the example shards, so that the demo shows a filter at work.
-
-``make demo``: run example shards through the whole graph and print a table of the outputs.
+`make_shards` writes the shards, with generated photographs of noise and colour. `demo_thresholds` are filter
+thresholds for them, so that the demo shows a filter at work. `main` runs the graph and prints a table of the
+outputs.
 """
 
 from __future__ import annotations

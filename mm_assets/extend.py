@@ -1,4 +1,4 @@
-"""What filters, scores, checks and formats of your own import, in one place (docs/guides).
+"""Extension interface: what filters, scores, checks and formats of your own import (docs/guides).
 
 Everything else inside `mm_assets` may move between releases; `mm_assets` and this module do not.
 """

@@ -1,4 +1,4 @@
-"""Loading of plugins: modules of users that add filters, measures and checks.
+"""Plugins: modules of users that add filters, measures and checks, and how they are loaded.
 
 Only the setting ``MM_PLUGINS`` names them.
 """

@@ -1,8 +1,7 @@
-"""Settings of the graph: one table of names, defaults and meanings.
+"""Settings of the graph: one table of names, defaults and meanings (`Settings`), and their parsers.
 
-Parsers of settings: each takes the text of a variable and returns its value.
-
-They raise ``ValueError`` in one line, which begins with "must" where the setting's name fits in front.
+A parser takes the text of a variable and returns its value. It raises ``ValueError`` in one line, which
+begins with "must" where the setting's name fits in front.
 """
 
 from __future__ import annotations
