@@ -277,7 +277,7 @@ class State:
         runs_seen: runs that ended before this time have been judged.
         judged: ids of runs that were judged although they ended shortly after.
         backfills_seen: backfills that ended until then have been judged.
-        failed_runs: see `failed_runs.FailedRun`.
+        failed_runs: see `mm_assets.automation.alerts.runs.FailedRun`.
     """
 
     since: float
