@@ -1,7 +1,8 @@
 """What runs use of Dagster 1.13.27 beyond its documented interface.
 
-Further uses are in `mm_assets.graph.instance_queries` (alerts), in `mm_assets.automation.backfills` and
-`mm_assets.automation.due_shards`, and in `mm_assets.event_log`. Each has canaries of its own.
+Others are in `mm_assets.graph.instance_queries` (alerts), `mm_assets.automation.backfills`,
+`mm_assets.automation.due_shards` and `mm_assets.event_log`, each with canaries of its own. `headless/` and
+`automation/sensors.py` import a class or two.
 
 The canaries of this module are in `mm_assets_tests/io_managers/test_events.py`. Run them first after an
 upgrade of Dagster. They tell which of these no longer holds:
