@@ -1,4 +1,6 @@
-"""What runs use of Dagster 1.13.27 beyond its documented interface.
+"""What runs use of Dagster 1.13.27 beyond its documented interface, and the one partition dimension.
+
+`SHARDS` are the partitions of the graph: its keys are the raw shards.
 
 Others are in `mm_assets.graph.instance_queries` (alerts), `mm_assets.automation.backfills`,
 `mm_assets.automation.due_shards` and `mm_assets.event_log`, each with canaries of its own. `headless/` and

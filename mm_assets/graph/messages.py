@@ -8,8 +8,7 @@ worker          ──► ShardResult                        the outcome for one
 next asset      ◄── ShardSet of Shard                  the published shards, each with its version
 
 With them come the terms that all sides share: `ShardCheck` and the `WrittenShard` that it looks at (written,
-not yet published); `metadata_values`, which makes Dagster metadata of plain values; `SHARDS`, the one
-partition dimension of the graph, whose keys are the raw shards.
+not yet published).
 """
 
 from __future__ import annotations

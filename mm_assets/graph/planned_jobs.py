@@ -5,6 +5,7 @@
 * `readable_settings`: what an output is made by, in a form that people can compare: code version, steps with
   their settings, options.
 * `ShardReports`: results as events of a run: a materialization or an error, then check evaluations.
+* `metadata_values`: Dagster metadata of plain values.
 * `CheckLog`: check outcomes in batches: one evaluation per shard, tied to its materialization, then one over
   all shards.
 """

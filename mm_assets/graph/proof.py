@@ -1,6 +1,5 @@
 """Check `zero_loss`: every published output still has every item as it was written, to the last byte.
 
-* `prove_shard` is the worker's side: read one published shard with the library of its users, and compare it.
 * `Prover` is the Dagster resource: it has workers read outputs, and keeps the results below `proof/`.
 * `zero_loss_checks` are the checks themselves, one for each output.
 """

@@ -1,4 +1,8 @@
-"""Worker side of an asset of rows: read, transform, check and write one shard.
+"""Worker side of the graph: what is done to one shard in a process of the pool.
+
+* `ingest_shard` and `convert_parquet`: read, transform, check and write it.
+* `survey_raw_shard`: look through a raw shard before anything is made of it.
+* `prove_shard`: read what was published with the library of its users, and compare.
 
 Nothing here calls Dagster: a worker has no instance, and logs no event. It returns a `ShardResult`.
 """

@@ -4,6 +4,7 @@
   folder on them.
 * Object stores: `StoreError` says what to do. The clients' errors are recognised by their class names, so
   that no client library is imported; Lance's by their text.
+* `attempts` and `pause`: how often a request is repeated that a store did not answer, for all clients.
 * Paths and URLs where nothing is found: missing, or not accessible (`absent`).
 * The line itself: `error_line`.
 """

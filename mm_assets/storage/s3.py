@@ -4,8 +4,8 @@ s3fs tries some requests five times, each of which botocore tries five times, an
 times around that. It takes any error for "no such file", and leaves out of a listing what it could not list.
 
 Here a request is tried again in one place, the lowest that can repeat it. Nested retries would multiply: five
-by five by five requests for one that a store refuses is how a short outage becomes a long one. `attempts` and
-`pause` say how often, and after which pauses; what Lance gave up is repeated by them, too.
+by five by five requests for one that a store refuses is how a short outage becomes a long one.
+`mm_assets.storage.errors` says how often, and after which pauses.
 """
 
 from __future__ import annotations
