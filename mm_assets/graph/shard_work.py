@@ -1,6 +1,6 @@
 """Worker side of the graph: what is done to one shard in a process of the pool.
 
-* `ingest_shard` and `convert_parquet`: read, transform, check and write it.
+* `convert_parquet`, and the ingest of `rows_io`: read, transform, check and write it.
 * `survey_raw_shard`: look through a raw shard before anything is made of it.
 * `prove_shard`: read what was published with the library of its users, and compare.
 

@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets import io_managers
+from mm_assets.graph import io_manager
 from mm_assets.graph.io_manager import ShardIOManager, Workers
 from mm_assets.graph.messages import Plan
 from mm_assets.graph.planned_jobs import ShardReports
@@ -20,7 +20,7 @@ from mm_assets_tests.worker_jobs import act
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every worker process that is started, by runs that have workers of their own."""
     processes: list[Any] = []
-    monkeypatch.setattr(io_managers.workers, "WorkerPool", WorkerPool)
+    monkeypatch.setattr(io_manager, "WorkerPool", WorkerPool)
     start = workers._start
 
     def counted(*arguments: Any) -> Any:
