@@ -36,6 +36,14 @@ def test_data_model_and_cli_load_no_dagster() -> None:
     assert "dagster" not in _loaded_by(everything)
 
 
+def test_what_users_extend_loads_no_dagster() -> None:
+    assert _loaded_by("import mm_assets.extend").isdisjoint({*HEAVY, "dagster"} - {"PIL"})
+
+
+def test_lance_loads_no_client_of_a_store() -> None:
+    assert _loaded_by("import mm_assets.formats.lance.reader_writer").isdisjoint(("s3fs", "botocore"))
+
+
 def test_definitions_are_loadable_and_are_the_graph() -> None:
     definitions = build_definitions()
     dg.Definitions.validate_loadable(definitions)
