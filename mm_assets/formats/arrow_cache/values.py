@@ -6,11 +6,13 @@ import io
 import math
 from datetime import UTC, datetime, time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _ATTOSECONDS = {"as": 1, "fs": 10**3, "ps": 10**6, "ns": 10**9, "us": 10**12, "ms": 10**15, "s": 10**18}
 # Years and months have no fixed length.
@@ -100,6 +102,8 @@ def encode_image(image: Any) -> bytes:
         TypeError: The value is something else.
         ValueError: Pillow cannot save the picture in that format.
     """
+    from PIL import Image  # the code location loads without it
+
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | Path):
@@ -123,6 +127,8 @@ def encode_image(image: Any) -> bytes:
 
 def decode_image(data: bytes) -> Image.Image:
     """Return the decoded picture of an image file's bytes; raise Pillow's errors."""
+    from PIL import Image
+
     image = Image.open(io.BytesIO(data))
     image.load()
     return image
