@@ -20,7 +20,7 @@ from typing import Any
 
 from PIL import Image
 
-from mm_assets.headless.run import watch_for_interrupts
+from mm_assets.headless.instance import watch_for_interrupts
 from mm_assets.terminal import run_command
 
 _WORDS = (

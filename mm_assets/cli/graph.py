@@ -54,7 +54,7 @@ def run_arguments(commands: Any) -> None:
 
 def run_run(options: argparse.Namespace) -> int:
     """Run the graph; 0 only if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven."""
-    from mm_assets.headless.run import watch_for_interrupts
+    from mm_assets.headless.instance import watch_for_interrupts
 
     watch_for_interrupts()
     if options.values or options.filter_preset is not None or options.filter_actions is not None:
@@ -107,7 +107,7 @@ def run_ui(options: argparse.Namespace) -> NoReturn:
     import dagster  # noqa: F401  without it nothing is begun
 
     from mm_assets.formats.raw_shards import RawLocations
-    from mm_assets.headless.run import open_instance, prepare_home
+    from mm_assets.headless.instance import open_instance, prepare_home
     from mm_assets.settings import Settings
 
     settings = Settings.load()
@@ -175,7 +175,7 @@ def prove_arguments(commands: Any) -> None:
 
 def run_prove(options: argparse.Namespace) -> int:
     """Prove the outputs; 0 only if every item is as it was written."""
-    from mm_assets.headless.run import watch_for_interrupts
+    from mm_assets.headless.instance import watch_for_interrupts
 
     watch_for_interrupts()
     from mm_assets.headless.run import prove

@@ -255,13 +255,13 @@ def _refuse_while_unfinished(instance: Any) -> None:
 @contextmanager
 def _dagster() -> Iterator[Any]:
     """The Dagster instance in force; None without Dagster, or where no home exists."""
-    from mm_assets.headless.run import home_in_force
+    from mm_assets.headless.instance import home_in_force
 
     home = home_in_force()
     if find_spec("dagster") is None or not home.is_dir():
         yield None
         return
-    from mm_assets.headless.run import open_instance
+    from mm_assets.headless.instance import open_instance
 
     os.environ["DAGSTER_HOME"] = str(home)
     with open_instance(home) as instance:

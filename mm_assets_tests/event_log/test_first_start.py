@@ -19,7 +19,7 @@ import dagster as dg
 import pytest
 from dagster._core.storage.sqlite import LAST_KNOWN_STAMPED_SQLITE_ALEMBIC_REVISION
 
-from mm_assets.headless.run import CONFIGURATION, open_instance
+from mm_assets.headless.instance import CONFIGURATION, open_instance
 
 DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
 # As `dagster.yaml` was before it named classes of ours for runs and schedules; and without one.
@@ -249,14 +249,14 @@ def test_a_killed_copy_of_the_configuration_leaves_none(tmp_path: Path) -> None:
     environment = {"DAGSTER_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
     program = (
         "import os, shutil\n"
-        "from mm_assets.headless import home\n"
+        "from mm_assets.headless import instance\n"
         "copy = shutil.copyfile\n"
         "def killed(source, target):\n"
         "    copy(source, target)\n"
         "    os.truncate(target, 100)\n"
         "    os.kill(os.getpid(), 9)\n"
         "shutil.copyfile = killed\n"
-        "home.prepare_home()\n"
+        "instance.prepare_home()\n"
     )
     done = os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-c", program], environment)
     assert done == -signal.SIGKILL

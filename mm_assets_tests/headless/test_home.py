@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mm_assets.headless.run import CONFIGURATION, prepare_home
+from mm_assets.headless.instance import CONFIGURATION, prepare_home
 from mm_assets.settings_file import FILE
 from mm_assets_tests.cli.commands import only_line, run
 
