@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from mm_assets.model.errors import MissingExtra as MissingExtra
     from mm_assets.model.errors import MmAssetsError as MmAssetsError
     from mm_assets.model.errors import ShardError as ShardError
-    from mm_assets.model.locator import SourceRef as SourceRef
-    from mm_assets.model.locator import build_source_ref as build_source_ref
-    from mm_assets.model.locator import parse_source_ref as parse_source_ref
     from mm_assets.model.losses import MaterializeError as MaterializeError
     from mm_assets.model.samples import InterleavedBatch as InterleavedBatch
+    from mm_assets.model.samples import SourceRef as SourceRef
+    from mm_assets.model.samples import build_source_ref as build_source_ref
+    from mm_assets.model.samples import parse_source_ref as parse_source_ref
     from mm_assets.model.schema import INTERLEAVED_SCHEMA as INTERLEAVED_SCHEMA
     from mm_assets.model.schema import RESERVED_COLUMNS as RESERVED_COLUMNS
     from mm_assets.model.schema import SchemaMismatch as SchemaMismatch
@@ -100,18 +100,18 @@ MODULES = {
     "ShardError": "mm_assets.model.errors",
     "ShardedCacheMeta": "mm_assets.formats.arrow_cache.files",
     "Sink": "mm_assets.formats.writer",
-    "SourceRef": "mm_assets.model.locator",
+    "SourceRef": "mm_assets.model.samples",
     "StoreError": "mm_assets.storage.errors",
     "Value": "mm_assets.formats.arrow_cache.features",
     "Video": "mm_assets.formats.arrow_cache.features",
     "WriteReport": "mm_assets.formats.reports",
     "align_table": "mm_assets.model.schema",
-    "build_source_ref": "mm_assets.model.locator",
+    "build_source_ref": "mm_assets.model.samples",
     "cache_fingerprint": "mm_assets.formats.arrow_cache.features",
     "decode_example": "mm_assets.formats.arrow_cache.features",
     "encode_example": "mm_assets.formats.arrow_cache.features",
     "materialize": "mm_assets.formats.materialize",
-    "parse_source_ref": "mm_assets.model.locator",
+    "parse_source_ref": "mm_assets.model.samples",
     "read_shard": "mm_assets.formats.arrow_cache.read",
     "read_sharded_cache_meta": "mm_assets.formats.arrow_cache.files",
     "reconcile_schema": "mm_assets.model.schema",

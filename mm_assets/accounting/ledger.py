@@ -38,8 +38,8 @@ from mm_assets.model.errors import (
     counted,
 )
 from mm_assets.model.json_codec import is_json
-from mm_assets.model.locator import parse_source_ref
 from mm_assets.model.losses import Loss
+from mm_assets.model.samples import parse_source_ref
 from mm_assets.model.schema import RESERVED_COLUMNS
 from mm_assets.storage.files import StorageOptions, exists, join, remove
 

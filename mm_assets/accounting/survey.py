@@ -27,8 +27,8 @@ from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.model.errors import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
 from mm_assets.model.json_codec import FieldTally, is_json, json_field
-from mm_assets.model.locator import build_source_ref, parse_source_ref
 from mm_assets.model.losses import Loss
+from mm_assets.model.samples import build_source_ref, parse_source_ref
 from mm_assets.model.schema import (
     METADATA_POSITION,
     RESERVED_COLUMNS,

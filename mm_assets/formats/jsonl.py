@@ -41,8 +41,8 @@ from mm_assets.formats.webdataset.samples import TarSamples
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.errors import BAD_LAYOUT, ShardError
 from mm_assets.model.json_codec import dumps
-from mm_assets.model.locator import build_source_ref
 from mm_assets.model.losses import Loss
+from mm_assets.model.samples import build_source_ref
 from mm_assets.storage.files import (
     StagedFile,
     StorageOptions,

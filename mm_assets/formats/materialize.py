@@ -28,9 +28,8 @@ from mm_assets.formats.tar.index import TarDamage
 from mm_assets.formats.tar.scan import Member, TarIndex, scan
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.model.errors import FETCH_FAILED, Fault, ImageError, MmAssetsError, lost_frame, missing_member
-from mm_assets.model.locator import SourceRef, parse_source_ref
 from mm_assets.model.losses import with_errors
-from mm_assets.model.samples import InterleavedBatch, sample_offsets
+from mm_assets.model.samples import InterleavedBatch, SourceRef, parse_source_ref, sample_offsets
 from mm_assets.storage.errors import is_store_failure
 from mm_assets.storage.files import (
     StorageOptions,

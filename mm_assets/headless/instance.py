@@ -38,7 +38,6 @@ def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
     """
     import dagster as dg
     from dagster._core.instance.ref import InstanceRef
-    from sqlalchemy.exc import DBAPIError
 
     from mm_assets.event_log.tables import make_stock_tables
 
@@ -61,6 +60,8 @@ def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
 
 
 def _reason(error: Exception) -> str:
+    from sqlalchemy.exc import DBAPIError
+
     if unset := sorted(set(_UNSET.findall(str(error)))):
         return f"not set in the environment: {', '.join(unset)}"
     if isinstance(error, DBAPIError):

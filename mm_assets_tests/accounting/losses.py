@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mm_assets.model.locator import build_source_ref
 from mm_assets.model.losses import Loss
+from mm_assets.model.samples import build_source_ref
 
 BAD_JSON = Loss(
     "b",

@@ -25,8 +25,8 @@ from mm_assets.accounting.ledger import (
 )
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.model.digest import ContentDigest
-from mm_assets.model.locator import build_source_ref
 from mm_assets.model.losses import Loss
+from mm_assets.model.samples import build_source_ref
 from mm_assets_tests.accounting.losses import BAD_JSON
 from mm_assets_tests.formats.datasets import item, table_of
 

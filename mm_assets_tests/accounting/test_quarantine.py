@@ -26,8 +26,8 @@ from mm_assets.accounting.quarantine import (
 )
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
-from mm_assets.model.locator import build_source_ref
 from mm_assets.model.losses import Loss, apply_policy
+from mm_assets.model.samples import build_source_ref
 from mm_assets_tests.formats.raw_tars import make_tar
 
 BAD = b'{"texts": [nope'

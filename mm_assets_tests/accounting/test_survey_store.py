@@ -33,8 +33,8 @@ from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.model.errors import BAD_JSON, DUPLICATE_ID, NOT_UTF8, TRUNCATED_TAR
 from mm_assets.model.json_codec import FieldTally, json_field
-from mm_assets.model.locator import build_source_ref, parse_source_ref
 from mm_assets.model.losses import Loss
+from mm_assets.model.samples import build_source_ref, parse_source_ref
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.formats.parquet_of_others import (
     PICTURES,

@@ -12,8 +12,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.definitions import SHARDED_ASSETS
-from mm_assets.headless import run as headless_run
 from mm_assets.headless import instance as interrupts
+from mm_assets.headless import run as headless_run
 from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar

@@ -36,7 +36,7 @@ from mm_assets.model.errors import (
     OVERSIZED_MEMBER,
     UNREADABLE_MEMBER,
 )
-from mm_assets.model.locator import build_source_ref
+from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import RESERVED_COLUMNS
 
 # webdataset's rule: the key ends at the first dot of the file name. Unlike there, a hidden file has no key

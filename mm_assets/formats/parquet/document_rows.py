@@ -47,9 +47,9 @@ from mm_assets.model.errors import (
     oversized_member,
 )
 from mm_assets.model.json_codec import dumps, json_field
-from mm_assets.model.locator import build_source_ref
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import binary_views, broken_rows
+from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
     METADATA_POSITION,

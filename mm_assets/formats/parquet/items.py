@@ -39,10 +39,9 @@ from mm_assets.model.errors import (
     NOT_UTF8,
     ShardError,
 )
-from mm_assets.model.locator import build_source_ref
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import broken_rows, is_bytes, take_rows, with_bytes
-from mm_assets.model.samples import sample_offsets, sort_items
+from mm_assets.model.samples import build_source_ref, sample_offsets, sort_items
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
     METADATA_POSITION,

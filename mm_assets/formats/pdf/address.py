@@ -26,7 +26,7 @@ from mm_assets.formats.tar.scan import Member, TarIndex, read_members, scan_tole
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, PDF_PROTOCOL, SampleError, extension
 from mm_assets.model.errors import OVERSIZED_MEMBER, UNREADABLE_MEMBER, DataError
-from mm_assets.model.locator import build_source_ref
+from mm_assets.model.samples import build_source_ref
 from mm_assets.storage.errors import is_utf8, not_utf8
 from mm_assets.storage.files import absolute, filesystem, is_remote, local_path, open_binary, size_of
 from mm_assets.storage.listing import Expansion, expand, pairs_of_url

@@ -43,7 +43,7 @@ from mm_assets.formats.webdataset.native import refusal, write_unpaired, write_u
 from mm_assets.model import json_codec
 from mm_assets.model.errors import BAD_LAYOUT, UNREADABLE_PDF, Fault
 from mm_assets.model.json_codec import build_column, dumps, json_field
-from mm_assets.model.locator import build_source_ref
+from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import schema_to_text
 from mm_assets.storage.files import is_remote, local_path, open_binary, size_of
 from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps

@@ -43,7 +43,7 @@ from mm_assets.model.errors import (
     oversized_member,
     warn_user,
 )
-from mm_assets.model.locator import build_source_ref
+from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import METADATA_POSITION, RESERVED_COLUMNS
 
 CAPTION = "caption"  # json field with the text, if there is no text member

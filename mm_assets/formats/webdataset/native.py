@@ -48,9 +48,8 @@ from mm_assets.formats.webdataset.rows import Row, Sample, is_readable, read_dec
 from mm_assets.model import json_codec
 from mm_assets.model.errors import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS, Fault
 from mm_assets.model.json_codec import dumps
-from mm_assets.model.locator import build_source_ref
 from mm_assets.model.nested_types import binary_views
-from mm_assets.model.samples import sample_offsets
+from mm_assets.model.samples import build_source_ref, sample_offsets
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS, schema_to_text
 
 

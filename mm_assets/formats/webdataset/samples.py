@@ -58,8 +58,8 @@ from mm_assets.model.errors import (
     ImageError,
     lost_frame,
 )
-from mm_assets.model.locator import build_source_ref
 from mm_assets.model.losses import Loss
+from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.storage.downloads import Download
 from mm_assets.storage.files import StorageOptions, is_remote, local_path, size_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mm_assets.formats.webdataset.layout import SampleError
 from mm_assets.interleaved import InterleavedParquetReader, materialize
 from mm_assets.model.errors import ShardError, fault_of
-from mm_assets.model.locator import parse_source_ref
+from mm_assets.model.samples import parse_source_ref
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
 from mm_assets_tests.formats.images.pictures import picture
