@@ -15,7 +15,7 @@ import pytest
 from mm_assets.accounting.canonical import derive
 from mm_assets.formats.registry import FORMATS, reader_for
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.model.errors import ShardError
+from mm_assets.model.errors import INCOMPLETE_SAMPLE, ShardError
 from mm_assets_tests.cli.commands import refused
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
@@ -190,7 +190,7 @@ def test_decimals_of_more_digits_than_declared(tmp_path: Path, layout: str, name
     assert line.startswith(f"mm-assets: {file}: {where}column 'x': Decimal value ") and TOO_LONG in line
     assert not list((tmp_path / "out").glob("*.parquet"))
     reading = read_tolerantly(file)
-    (loss,) = reading.losses
+    (loss,) = [loss for loss in reading.losses if loss.kind != INCOMPLETE_SAMPLE]
     assert loss.kind == "bad_layout" and "f.parquet: row 0: column 'x': Decimal" in loss.reason
     assert {row["x"] for row in reading.rows} == {None}
 
@@ -256,6 +256,6 @@ def test_an_enum_that_is_not_utf8(tmp_path: Path, layout: str) -> None:
     reading = read_tolerantly(
         source(tmp_path / "f.parquet", layout, Column(BYTE_ARRAY, [b"\xff", b"b"], ENUM))
     )
-    (loss,) = reading.losses
+    (loss,) = [loss for loss in reading.losses if loss.kind != INCOMPLETE_SAMPLE]
     assert (loss.kind, "row 0: column 'x': not UTF-8" in loss.reason) == ("not_utf8", True)
     assert {row["x"] for row in reading.rows} - {None} == {"b"}

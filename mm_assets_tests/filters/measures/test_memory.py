@@ -21,11 +21,11 @@ _CODE = """
 import json, sys
 from mm_assets.filters.scores import score_table
 from mm_assets.filters.clip import ClipMeasure
-from mm_assets.filters.measures import MEASURES
-from mm_assets.formats.parquet import InterleavedParquetReader
+from mm_assets.filters.measures import IMAGE_MEASURES
+from mm_assets import InterleavedParquetReader
 from mm_assets.formats.partitions import Partition
 columns = ['sample_id', 'position', 'modality', 'materialize_error', 'binary_content']
-measures = [measure for measure in MEASURES if not isinstance(measure, ClipMeasure)]
+measures = [measure for measure in IMAGE_MEASURES if not isinstance(measure, ClipMeasure)]
 def memory(of):
     return int(next(l for l in open('/proc/self/status') if l.startswith(of)).split()[1]) >> 10
 def scores(uri):
