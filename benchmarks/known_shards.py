@@ -40,7 +40,7 @@ def copied_name(key: str, number: int) -> str:
 @contextmanager
 def noted_fingerprints() -> Iterator[dict[str, Any]]:
     """What each fingerprint that is made meanwhile is a digest of."""
-    from mm_assets.graph import io_manager as base
+    from mm_assets.graph import io_manager
     from mm_assets.graph.messages import digest
 
     made_from: dict[str, Any] = {}
@@ -50,7 +50,7 @@ def noted_fingerprints() -> Iterator[dict[str, Any]]:
         made_from[found] = value
         return found
 
-    with mock.patch.object(base, "digest", noted):
+    with mock.patch.object(io_manager, "digest", noted):
         yield made_from
 
 
@@ -112,7 +112,7 @@ class Copies:
         return int(committed.version)
 
     def _index(self, shards: Sequence[RealShard]) -> None:
-        from mm_assets.accounting import survey_store as survey_codec
+        from mm_assets.accounting import survey_store
         from mm_assets.accounting.record import index_folder
         from mm_assets.accounting.survey_store import SurveyStore
         from mm_assets.formats.lance.location import Location
@@ -126,8 +126,8 @@ class Copies:
         all_facts: list[dict[str, FileFacts]] = [{}, {}, {}]
         texts = [
             (
-                survey_codec.columns_to_text(shard.survey.columns),
-                survey_codec.published_to_text(shard.published),
+                survey_store.columns_to_text(shard.survey.columns),
+                survey_store.published_to_text(shard.published),
             )
             for shard in shards
         ]
@@ -289,15 +289,15 @@ class RealShard:
 
     def _copy_notes(self, name: str, number: int, version: str) -> dict[str, Any]:
         """Copy the survey and the notes on what was published; return the digests of the notes."""
-        from mm_assets.accounting import survey_store as survey_codec
+        from mm_assets.accounting import survey_store
         from mm_assets.accounting.survey_store import SurveyStore
 
         ids = self.sample_ids(number)
         samples = self.survey.samples.set_column(0, self.survey.samples.schema.field(0), ids)
         ids_file, published_file, survey_file = SurveyStore(self.root).uris(name)
-        survey_codec.write_survey(survey_file, name, replace(self.survey, version=version, samples=samples))
-        survey_codec.write_published(published_file, name, self.published)
-        survey_codec.write_published_ids(ids_file, name, ids)
+        survey_store.write_survey(survey_file, name, replace(self.survey, version=version, samples=samples))
+        survey_store.write_published(published_file, name, self.published)
+        survey_store.write_published_ids(ids_file, name, ids)
         notes = {file.removeprefix(f"{self.root}/"): Path(file) for file in (ids_file, published_file)}
         return {name: _file_digest(file.read_bytes()) for name, file in notes.items()}
 

@@ -16,7 +16,7 @@ from mm_assets.settings import Settings, describe
 
 FILTER = """
 from dataclasses import dataclass
-from mm_assets.filters.chain import ScoreFilter, minimum, setting
+from mm_assets.extend import ScoreFilter, minimum, setting
 
 @dataclass(frozen=True)
 class Large(ScoreFilter):

@@ -39,7 +39,7 @@ from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, Sq
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import LIMIT_TAG, SHARDS, UNREAD, SeenCodeVersions
 from mm_assets.graph.planned_jobs import SETTINGS_MARK
 from mm_assets.graph.proof import ZERO_LOSS
@@ -308,7 +308,9 @@ class DueShardFinder:
         for key, inputs in read.items():
             if key in self._raw_versions and key not in due and (why := self._why_stale(asset, key, inputs)):
                 due[key] = Due(STALE, why)
-        for key in events.failing_shards(self._instance, dg.AssetCheckKey(asset, ZERO_LOSS), _MAX_UNPROVEN):
+        for key in dagster_internals.failing_shards(
+            self._instance, dg.AssetCheckKey(asset, ZERO_LOSS), _MAX_UNPROVEN
+        ):
             if key not in due and key not in by_ids.running:
                 due[key] = Due(STALE, "not as it was written")
         return due, by_ids.running

@@ -40,7 +40,7 @@ from mm_assets.automation.due_shards import (
     versions_of_partitions,
 )
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.assets import OVERVIEW
 from mm_assets.graph.dagster_internals import LANCE_POOL, SHARDS
 from mm_assets.graph.instance_queries import fail_lost_runs, unfinished_runs
@@ -58,7 +58,7 @@ _SHOWN = [dg.AssetKey(name) for name in (CURATED.asset, _SCORES, FILTERED.asset)
 # While a long backfill is going on. Reading 10,000 shards takes seconds.
 _SECONDS_BETWEEN = 600
 # Of the events of all shards only this is kept in memory, and pictures only of some shards.
-_COUNTED = frozenset({"samples", "texts", "images", "filtered", "quarantined", events.URI})
+_COUNTED = frozenset({"samples", "texts", "images", "filtered", "quarantined", dagster_internals.URI})
 _PICTURES = frozenset({"preview", "preview_dropped"})
 _CANDIDATES = 25  # shards for each strip of pictures: not every one has any
 _AT_ONCE = 1000
@@ -108,9 +108,9 @@ def overview_event(instance: dg.DagsterInstance, root: str) -> dg.AssetMateriali
     measures = measure(
         root,
         {
-            key: str(told[events.URI])
+            key: str(told[dagster_internals.URI])
             for key, told in scores.items()
-            if key in filtered and events.URI in told
+            if key in filtered and dagster_internals.URI in told
         },
         {key: int(told["samples"]) for key, told in curated.items()},
     )
@@ -128,7 +128,7 @@ def _shown(
     found: dict[str, dict[str, Any]] = {}
     for start in range(0, len(keys), _AT_ONCE):
         batch = keys[start : start + _AT_ONCE]
-        for key, latest in events.latest_materializations(instance, asset, batch).items():
+        for key, latest in dagster_internals.latest_materializations(instance, asset, batch).items():
             names = _COUNTED | _PICTURES if key in pictured else _COUNTED
             found[key] = {name: value for name, value in latest.metadata.items() if name in names}
     return found
@@ -428,8 +428,10 @@ def inventory_checks(assets: Iterable[dg.AssetsDefinition]) -> dg.AssetChecksDef
     )
     def inventory(context: dg.AssetCheckExecutionContext, raw: RawShards) -> Iterator[dg.Output[None]]:
         selected = [spec for spec in context.check_specs if spec.key in context.selected_asset_check_keys]
-        events.withdraw_planned(context.instance, context.run.run_id, [spec.key for spec in selected])
-        if not any(events.makes_asset(context, key) for key in keys):
+        dagster_internals.withdraw_planned(
+            context.instance, context.run.run_id, [spec.key for spec in selected]
+        )
+        if not any(dagster_internals.makes_asset(context, key) for key in keys):
             chosen = {spec.key for spec in selected}
             graph = context.op_execution_context.repository_def.asset_graph
             # It takes evaluations, too, its annotation does not say so.

@@ -119,30 +119,30 @@ def byte_size(text: str) -> int:
 
 def whole_number(text: str) -> int:
     """Parse a number that any column can hold."""
-    from mm_assets import settings as setting_parsers
+    from mm_assets import settings
 
-    return _parsed(setting_parsers.whole_number, text)
+    return _parsed(settings.whole_number, text)
 
 
 def text(given: str) -> str:
     """Check that a text is UTF-8."""
-    from mm_assets import settings as setting_parsers
+    from mm_assets import settings
 
-    return _parsed(setting_parsers.plain_text, given)
+    return _parsed(settings.plain_text, given)
 
 
 def names(given: str) -> tuple[str, ...]:
     """Return names that are separated by commas."""
-    from mm_assets import settings as setting_parsers
+    from mm_assets import settings
 
-    return setting_parsers.names(text(given))
+    return settings.names(text(given))
 
 
 def suffixes(given: str) -> tuple[str, ...]:
     """Return suffixes of file names that are separated by commas."""
-    from mm_assets import settings as setting_parsers
+    from mm_assets import settings
 
-    return _parsed(setting_parsers.suffixes, text(given))
+    return _parsed(settings.suffixes, text(given))
 
 
 def _parsed(parse: Callable[[str], T], given: str) -> T:

@@ -21,9 +21,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mm_assets.cli import arguments as filter_flags
-from mm_assets.cli import arguments as raw_layout
-from mm_assets.cli.arguments import Progress, byte_size, location, names, process_count, share
+from mm_assets.cli.arguments import (
+    Progress,
+    add_filter_flags,
+    add_layout_flags,
+    byte_size,
+    chain_asked_for,
+    is_ours,
+    layout_of,
+    location,
+    names,
+    process_count,
+    refuse_inapplicable_flags,
+    share,
+)
 from mm_assets.formats.names import FORMATS, TITLES, format_of, nearest_format, output_of
 from mm_assets.model.errors import counted
 from mm_assets.terminal import fail
@@ -44,7 +55,7 @@ if TYPE_CHECKING:
 def folder(writer: InterleavedWriter) -> str:
     """Return the folder of the lists: beside the data, where readers ignore it."""
     from mm_assets.storage.files import join
-    from mm_assets.storage.tree import LEDGER_BESIDE
+    from mm_assets.storage.listing import LEDGER_BESIDE
 
     any_output = writer.uri_of("any")  # all lie in one folder
     return join(os.path.dirname(any_output) or ".", LEDGER_BESIDE)
@@ -308,8 +319,8 @@ def convert_arguments(commands: Any) -> None:
     parser.add_argument(
         "--fields", type=names, help="passthrough columns to keep, comma-separated (default: all)"
     )
-    raw_layout.add_layout_flags(parser)
-    filter_flags.add_filter_flags(parser)
+    add_layout_flags(parser)
+    add_filter_flags(parser)
     policy = (
         "of a sample with an error: its file fails (error), it is kept (warn), "
         "or left out and listed, the item or all of it"
@@ -449,7 +460,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     source = location_of(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
-    raw_layout.refuse_inapplicable_flags(options, kind, source)
+    refuse_inapplicable_flags(options, kind, source)
     root = root_of_locations([source], SUFFIXES)
     roots = [
         *_raw_roots(),
@@ -461,9 +472,9 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         "roots": roots,
         "materialize": True,
     }
-    if layout := raw_layout.layout_of(options, kind, source):
+    if layout := layout_of(options, kind, source):
         # A first pass over the rows of a sound file would only cost time.
-        is_sound = format_of(kind).quarantine_rereads and raw_layout.is_ours(kind, source)
+        is_sound = format_of(kind).quarantine_rereads and is_ours(kind, source)
         quarantine_errors = options.on_materialize_error != "error" and not is_sound
         arguments |= {
             "relative_to": None if is_remote(source) else root,
@@ -478,7 +489,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         roots=roots,
         mode=options.mode,
     )
-    chain = filter_flags.chain_asked_for(options)
+    chain = chain_asked_for(options)
     return reader, writer, [ReadableImages(), *([chain] if chain is not None else [])]
 
 
@@ -496,7 +507,7 @@ class _Job(NamedTuple):
 
 def _convert(job: _Job, max_loss: float) -> PartitionReport:
     """Convert one partition in a worker; it is not published if it would lose more than ``max_loss``."""
-    from mm_assets.accounting.ledger import LossShare
+    from mm_assets.accounting.loss_share import LossShare
     from mm_assets.model.errors import ShardError
 
     def check(report: PartitionReport) -> None:

@@ -49,10 +49,10 @@ def run_arguments(commands: Any) -> None:
     parser.add_argument("--limit", type=_count, metavar="N", help="at most N shards")
     parser.add_argument("--dry-run", action="store_true", help="print what would be made, and why")
     add_set_flags(parser.add_argument_group("filters of this run, in the place of those of the settings"))
-    parser.set_defaults(run=run_run)
+    parser.set_defaults(run=run_materialize)
 
 
-def run_run(options: argparse.Namespace) -> int:
+def run_materialize(options: argparse.Namespace) -> int:
     """Run the graph; 0 only if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven."""
     from mm_assets.headless.instance import watch_for_interrupts
 

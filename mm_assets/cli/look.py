@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.cli import arguments as raw_layout
+from mm_assets.cli import arguments
 from mm_assets.cli.arguments import (
     add_set_flags,
     add_storage_flag,
@@ -114,7 +114,7 @@ def inspect_arguments(commands: Any) -> None:
         "inspect", help="show format, counts, columns and the first sample of a dataset"
     )
     parser.add_argument("path", type=location, help=f"file, folder, glob or URL of {TITLES} data")
-    raw_layout.add_layout_flags(parser)
+    arguments.add_layout_flags(parser)
     parser.set_defaults(run=run_inspect)
 
 
@@ -134,8 +134,8 @@ def run_inspect(options: argparse.Namespace) -> int:
     source = location_of(options.path)
     with located(source):
         kind = detect_format(source)
-        raw_layout.refuse_inapplicable_flags(options, kind, source)
-        reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))
+        arguments.refuse_inapplicable_flags(options, kind, source)
+        reader = reader_for(kind, source, **arguments.layout_of(options, kind, source))
         partitions = reader.partitions()
     counts: Counter[str] = Counter()
     schemas = []
@@ -216,7 +216,7 @@ class _Advice:
         self, partition: Partition, schema: pa.Schema, found: Counter[str], notes: dict[str, Any]
     ) -> None:
         """Take a partition into account that was read to the end."""
-        from mm_assets.accounting.ledger import LossShare
+        from mm_assets.accounting.loss_share import LossShare
         from mm_assets.formats.reports import PartitionReport, left_out_of, untaken_in
 
         report = PartitionReport(
@@ -286,8 +286,17 @@ def run_preview(options: argparse.Namespace) -> int:
     from mm_assets.cli.arguments import filters_with_overrides
     from mm_assets.pool.workers import WorkerPool
     from mm_assets.settings import Settings
-    from mm_assets.view import preview_page as summary_lines
-    from mm_assets.view.preview_page import preview_page
+    from mm_assets.view.preview_page import (
+        HEADS,
+        HOW_TO_SET,
+        count_rows,
+        distribution_rows,
+        faults,
+        left_out,
+        page_title,
+        preview_page,
+        summary,
+    )
     from mm_assets.view.preview_scores import StoredScores
     from mm_assets.view.preview_study import study
 
@@ -300,7 +309,7 @@ def run_preview(options: argparse.Namespace) -> int:
     stored = StoredScores(root, [as_utf8(name) for name in options.shards], _raw_version(settings, root))
     shards = len(stored.shards)
     if not shards:
-        return _failed(summary_lines.left_out(stored))
+        return _failed(left_out(stored))
     progress = ProgressLine(shards)
     try:
         with WorkerPool(settings.workers, may_fork=True) as pool:
@@ -315,16 +324,14 @@ def run_preview(options: argparse.Namespace) -> int:
     if options.html:
         write_page(options.html, preview_page(stored, found))
     if options.html != "-":
-        print(summary_lines.page_title(stored))
-        _print_counts(
-            [[*summary_lines.HEADS], *summary_lines.count_rows(found)] if found.counts.filters else []
-        )
-        _print_counts(summary_lines.distribution_rows(found) if found.distributions else [])
-        for line in summary_lines.summary(found):
+        print(page_title(stored))
+        _print_counts([[*HEADS], *count_rows(found)] if found.counts.filters else [])
+        _print_counts(distribution_rows(found) if found.distributions else [])
+        for line in summary(found):
             print(printable(line))
         if not filters:
-            print(f"no filter is on; {summary_lines.HOW_TO_SET}")
-    return _failed(summary_lines.faults(stored, found))
+            print(f"no filter is on; {HOW_TO_SET}")
+    return _failed(faults(stored, found))
 
 
 def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
@@ -374,7 +381,7 @@ def show_arguments(commands: Any) -> None:
         "--html", type=location, metavar="FILE", help="write one HTML page with the images; - is stdout"
     )
     add_storage_flag(parser)
-    raw_layout.add_layout_flags(parser)
+    arguments.add_layout_flags(parser)
     parser.set_defaults(run=run_show)
 
 
@@ -440,8 +447,8 @@ def _in_dataset(
     source = location_of(options.src)
     with located(source):
         kind = detect_format(source)
-        raw_layout.refuse_inapplicable_flags(options, kind, source)
-        layout = raw_layout.layout_of(options, kind, source)
+        arguments.refuse_inapplicable_flags(options, kind, source)
+        layout = arguments.layout_of(options, kind, source)
     found = search(source, kind, layout, sample_id, look)
     if not found.documents:
         line = f"{source}: no sample {sample_id!r}{_hint(found.alike)}"

@@ -18,7 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from mm_assets.cli import arguments as raw_layout
+from mm_assets.cli import arguments
 from mm_assets.cli.arguments import add_storage_flag, location, storage_root
 from mm_assets.formats.names import TITLES
 from mm_assets.model.errors import counted
@@ -296,7 +296,7 @@ def verify_arguments(commands: Any) -> None:
         parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
     # Without a default argparse counts C as required, and says so where B is missing.
     parser.add_argument("more", metavar="C", nargs="*", default=[], type=location, help="further datasets")
-    raw_layout.add_layout_flags(parser)
+    arguments.add_layout_flags(parser)
     parser.set_defaults(run=run_verify)
 
 
@@ -316,7 +316,7 @@ def run_verify(options: argparse.Namespace) -> int:
         with located(source):
             dataset = datasets[name] = Dataset(
                 canonical_sources(
-                    location_of(source), partial(raw_layout.layout_of, options, is_compared=True)
+                    location_of(source), partial(arguments.layout_of, options, is_compared=True)
                 )
             )
             stats = dataset.stats

@@ -19,9 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter
-from mm_assets.filters.filter import maximum as maximum
-from mm_assets.filters.filter import minimum as minimum
-from mm_assets.filters.filter import setting as setting
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.scores import (

@@ -29,7 +29,7 @@ from mm_assets.filters.measures import IMAGE_MEASURES as IMAGE_MEASURES
 from mm_assets.filters.measures import SAMPLE_MEASURES as SAMPLE_MEASURES
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.scores import SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.checks import INGEST_CHECKS, QUARANTINE_CHECKS, ROW_CHECKS, SCORE_CHECKS
 from mm_assets.graph.dagster_internals import CHUNK_SHARDS, LANCE_POOL, LIMIT_TAG, SHARDS, UNREAD
 from mm_assets.graph.io_manager import LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
@@ -249,7 +249,7 @@ def _outputs_of(body: Body, checks: tuple[ShardCheck, ...]) -> Callable[..., Ite
         for spec in run.assets_def.check_specs:
             if spec.key in run.selected_asset_check_keys:
                 yield dg.Output(None, output_name=spec.get_python_identifier())
-        yield dg.Output(replace(plan, checks=checks), metadata={events.MARK: True})
+        yield dg.Output(replace(plan, checks=checks), metadata={dagster_internals.MARK: True})
 
     # The generator's own type, not that of the body: Dagster would take `-> Plan` for the type of its
     # outputs.
@@ -265,13 +265,19 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
     def landed(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         partitions_def = context.job_def.asset_layer.get(asset).partitions_def
         assert partitions_def is not None, "a sharded asset has partitions"
-        runs = events.family(context.instance, context.run)
-        keys = {key for run in runs for key in events.keys_of_run(run, partitions_def, context.instance)}
+        runs = dagster_internals.family(context.instance, context.run)
+        keys = {
+            key
+            for run in runs
+            for key in dagster_internals.keys_of_run(run, partitions_def, context.instance)
+        }
         if keys:
-            bad = events.failed_attempts(context.instance, asset, keys, [run.run_id for run in runs])
+            bad = dagster_internals.failed_attempts(
+                context.instance, asset, keys, [run.run_id for run in runs]
+            )
         else:  # launched on its own: all shards of the asset
             keys = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
-            bad = events.failed_attempts(context.instance, asset, keys)
+            bad = dagster_internals.failed_attempts(context.instance, asset, keys)
         metadata = metadata_values({"shards": {"json": bad}, "failed": len(bad), "of": len(keys)})
         severity = dg.AssetCheckSeverity.ERROR if policy == STRICT else dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)

@@ -37,7 +37,7 @@ from mm_assets.accounting.record import (
     stat_outputs,
 )
 from mm_assets.formats.raw_shards import RawLocations
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.instance_queries import watched
 from mm_assets.graph.messages import Plan, Shard, ShardJob, ShardResult, ShardSet, digest
 from mm_assets.graph.planned_jobs import (
@@ -281,7 +281,7 @@ class ShardIOManager(ShardHooks):
         planned = self._planned_jobs(context, obj, records, reports)
         self.remove_leftovers(context.asset_key.to_user_string(), planned)
         unchanged = self._unchanged_records(planned, records, reports)
-        latest = events.latest_materializations(run.instance, context.asset_key, unchanged)
+        latest = dagster_internals.latest_materializations(run.instance, context.asset_key, unchanged)
         # A record that replaced another would be reported as the version that was made.
         # Its shard is made again.
         unchanged = {
@@ -313,7 +313,7 @@ class ShardIOManager(ShardHooks):
         if (
             reports.failed
             and fails
-            and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED))
+            and not dagster_internals.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED))
         ):
             raise dg.Failure(
                 f"{counted(len(reports.failed), 'shard')} of {context.asset_key.to_user_string()} failed: "
@@ -332,9 +332,13 @@ class ShardIOManager(ShardHooks):
         if not context.has_asset_partitions:
             raise dg.DagsterInvariantViolationError(f"{asset.to_user_string()} is not partitioned by shard")
         keys = sorted(context.asset_partition_keys)
-        found = events.latest_materializations(context.instance, asset, keys)
-        run = events.run_of(context)
-        failed = set(events.failed_attempts(context.instance, asset, keys, [run.run_id])) if run else set()
+        found = dagster_internals.latest_materializations(context.instance, asset, keys)
+        run = dagster_internals.run_of(context)
+        failed = (
+            set(dagster_internals.failed_attempts(context.instance, asset, keys, [run.run_id]))
+            if run
+            else set()
+        )
         return ShardSet(
             asset.to_user_string(),
             tuple(

@@ -27,7 +27,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.accounting.record import ShardRecord
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import LIMIT_TAG, REASON, SHARDS, URI, SeenCodeVersions, provenance
 from mm_assets.graph.messages import Check, Plan, Shard, ShardJob, ShardResult, blocked_by, digest
 from mm_assets.pool.workers import WorkerFailure
@@ -246,8 +246,10 @@ class CheckLog:
                 them and fails.
         """
         self._flush()
-        events.withdraw_planned(self._instance, self._run_id, [spec.key for spec in self._specs.values()])
-        latest = events.latest_of_asset(self._instance, self._asset)
+        dagster_internals.withdraw_planned(
+            self._instance, self._run_id, [spec.key for spec in self._specs.values()]
+        )
+        latest = dagster_internals.latest_of_asset(self._instance, self._asset)
         problems = {name: lines for name, lines in (problems or {}).items() if lines}
         names = [name for name in self._specs if name in self._evaluated or name in problems]
         partitions = self._partitions() if names else 0
@@ -266,7 +268,7 @@ class CheckLog:
         pending, self._pending = self._pending, {}
         if not pending:
             return
-        found = events.targets(self._instance, self._asset, pending)
+        found = dagster_internals.targets(self._instance, self._asset, pending)
         for shard, checks in pending.items():
             for check in checks:
                 self._evaluated.setdefault(check.name, {})[shard] = check
@@ -283,7 +285,7 @@ class CheckLog:
         self,
         spec: dg.AssetCheckSpec,
         outcomes: Mapping[str, Check],
-        latest: events.Latest | None,
+        latest: dagster_internals.Latest | None,
         problems: Sequence[str],
         partitions: int,
     ) -> dg.AssetCheckEvaluation:
@@ -293,7 +295,9 @@ class CheckLog:
             if not check.passed
         }
         severities = {check.severity for check in outcomes.values() if not check.passed}
-        for shard, evaluation in events.failing_shards(self._instance, spec.key, _MAX_FAILURES).items():
+        for shard, evaluation in dagster_internals.failing_shards(
+            self._instance, spec.key, _MAX_FAILURES
+        ).items():
             if shard not in outcomes:
                 summary = evaluation.metadata.get("summary")
                 bad[shard] = "" if summary is None else str(summary.value)
@@ -316,7 +320,7 @@ class CheckLog:
                     **({"problems": {"json": list(problems)[:_LISTED_SHARDS]}} if problems else {}),
                 }
             ),
-            target_materialization_data=events.target(latest),
+            target_materialization_data=dagster_internals.target(latest),
         )
 
 
@@ -468,7 +472,7 @@ def specs_by_shard(asset: dg.AssetKey, descriptions: Mapping[str, str]) -> list[
 
 def shards_to_check(context: dg.AssetCheckExecutionContext) -> list[str]:
     """Return the shards the run was launched for; all shards for a run without partitions."""
-    keys = events.keys_of_run(context.run, SHARDS, context.instance)
+    keys = dagster_internals.keys_of_run(context.run, SHARDS, context.instance)
     return keys or sorted(SHARDS.get_partition_keys(dynamic_partitions_store=context.instance))
 
 

@@ -25,7 +25,7 @@ from mm_assets.accounting.record import (
     shards_with_problems,
     stat_outputs,
 )
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.messages import Check, digest
@@ -382,10 +382,10 @@ def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
 
 
 def _request(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> ProofRequest:
-    selected = events.keys_of_run(context.run, SHARDS, context.instance)
-    again = not events.makes_asset(context, asset)
+    selected = dagster_internals.keys_of_run(context.run, SHARDS, context.instance)
+    again = not dagster_internals.makes_asset(context, asset)
     keys = selected or sorted(SHARDS.get_partition_keys(dynamic_partitions_store=context.instance))
-    latest = events.latest_materializations(context.instance, asset, keys)
+    latest = dagster_internals.latest_materializations(context.instance, asset, keys)
     versions = {key: found.version for key, found in latest.items()}
     return ProofRequest(asset.to_user_string(), keys, versions, again, is_whole=again and not selected)
 

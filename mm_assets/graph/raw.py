@@ -19,7 +19,7 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES, SchemaContract, SchemaDecision
-from mm_assets.accounting.ledger import LossShare
+from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.record import ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.survey import ShardSurvey, findings
@@ -34,7 +34,7 @@ from mm_assets.formats.webdataset.layout import (
     TEXTS,
     RawLayout,
 )
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.messages import Check, Shard, ShardSet
 from mm_assets.graph.planned_jobs import report_shards, shards_to_check, specs_by_shard
@@ -76,7 +76,7 @@ def observe_changes(
         An empty result: Dagster would log all shards of a full one, changed or not, and without their URI.
     """
     _warn_of_unmatched(context.log, listing)
-    seen = events.latest_observations(context.instance, asset, listing)
+    seen = dagster_internals.latest_observations(context.instance, asset, listing)
     for key in _changed(listing, seen):
         context.log_event(observation(asset, key, listing[key]))
     return dg.DataVersionsByPartition({})
@@ -100,12 +100,12 @@ class RawShardIOManager(dg.ConfigurableIOManager):
         listing: Mapping[str, RawShardLike] = self.raw.listing()
         _warn_of_unmatched(context.log, listing)
         present = {key: listing[key] for key in keys if key in listing}
-        seen = events.latest_observations(context.instance, asset, present)
+        seen = dagster_internals.latest_observations(context.instance, asset, present)
         changed = _changed(present, seen)
-        if changed and (run := events.asset_step()) is not None:
+        if changed and (run := dagster_internals.asset_step()) is not None:
             for key in changed:
                 run.log_event(observation(asset, key, present[key]))
-            seen |= events.latest_observations(context.instance, asset, changed)
+            seen |= dagster_internals.latest_observations(context.instance, asset, changed)
         return ShardSet(
             asset.to_user_string(),
             tuple(
@@ -130,14 +130,17 @@ def _warn_of_unmatched(log: dg.DagsterLogManager, listing: Mapping[str, RawShard
         log.warning(line)
 
 
-def _changed(listing: Mapping[str, RawShardLike], seen: Mapping[str, events.Latest]) -> list[str]:
+def _changed(listing: Mapping[str, RawShardLike], seen: Mapping[str, dagster_internals.Latest]) -> list[str]:
     return [key for key, raw in listing.items() if key not in seen or seen[key].version != raw.version]
 
 
 def observation(asset: dg.AssetKey, key: str, raw: RawShardLike) -> dg.AssetObservation:
     """Return the event that notes the version of a raw shard."""
     return dg.AssetObservation(
-        asset, partition=key, metadata={events.URI: raw.uri}, tags=events.observed_version(raw.version)
+        asset,
+        partition=key,
+        metadata={dagster_internals.URI: raw.uri},
+        tags=dagster_internals.observed_version(raw.version),
     )
 
 

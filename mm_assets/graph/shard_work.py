@@ -19,7 +19,8 @@ import pyarrow as pa
 from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
 from mm_assets.accounting.canonical.account import OutputProblems, accounted_format
 from mm_assets.accounting.comparison import compare
-from mm_assets.accounting.ledger import Balance, Ledger, LossShare
+from mm_assets.accounting.ledger import Balance, Ledger
+from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof
 from mm_assets.accounting.record import FILES, FileDigest, digest_files
 from mm_assets.accounting.survey import ShardSurvey, layout_digest, survey_shard

@@ -34,8 +34,8 @@ from mm_assets.model.errors import MissingExtra, MmAssetsError, explained
 from mm_assets.storage.errors import is_access_denied, located
 from mm_assets.storage.stores import S3_SCHEMES, clean_url, fsspec_arguments, opened_url
 from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, temporary_name
-from mm_assets.storage.tree import ORIGINS_BESIDE
 
+ORIGINS_BESIDE = ".origins"  # a folder; hidden, so that no client reads its files as data
 PART_BYTES = 8 << 20
 _PARTS_AHEAD = 3  # with the one that is being read 32 MiB, with the range given to the caller a little more
 _LEAST_BYTES = 1 << 20  # takes a store hardly longer than a few bytes

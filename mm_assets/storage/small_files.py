@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets.formats.parquet.files import UNREADABLE, read_buffer
-from mm_assets.storage import files as storage
+from mm_assets.storage import files
 from mm_assets.storage.files import StorageOptions, join, publish_bytes, read_bytes, remove
 from mm_assets.storage.stamps import files_in
 
@@ -37,15 +37,15 @@ class FolderFiles:
     """Files by their names relative to ``folder``, a local path or an fsspec URL."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], storage_options: storage.StorageOptions | None = None
+        self, folder: str | os.PathLike[str], storage_options: files.StorageOptions | None = None
     ) -> None:
         self.folder = os.fspath(folder).rstrip("/") or "/"
         self._options = storage_options
-        self._is_remote = storage.is_remote(self.folder)
-        self._root = self.folder if self._is_remote else storage.local_path(self.folder)
+        self._is_remote = files.is_remote(self.folder)
+        self._root = self.folder if self._is_remote else files.local_path(self.folder)
 
     def _uri(self, name: str) -> str:
-        return storage.join(self._root, name) if name else self._root
+        return files.join(self._root, name) if name else self._root
 
     def _read(self, name: str) -> bytes | None:
         return self._read_many([name]).get(name)
@@ -53,10 +53,10 @@ class FolderFiles:
     def _read_many(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the contents of those files that exist."""
         if not self._is_remote:
-            found = ((name, storage.local_bytes(self._uri(name))) for name in names)
+            found = ((name, files.local_bytes(self._uri(name))) for name in names)
             return {name: content for name, content in found if content is not None}
-        fs, _ = storage.filesystem(self._root, self._options)
-        paths_of = {name: storage.filesystem(self._uri(name), self._options)[1] for name in names}
+        fs, _ = files.filesystem(self._root, self._options)
+        paths_of = {name: files.filesystem(self._uri(name), self._options)[1] for name in names}
         if not paths_of:
             return {}
         found = fs.cat(list(paths_of.values()), on_error="return")
@@ -76,7 +76,7 @@ class FolderFiles:
             path = self._uri(folder)
             entries = os.scandir(path) if os.path.isdir(path) else ()
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-        fs, path = storage.filesystem(self._uri(folder), self._options)
+        fs, path = files.filesystem(self._uri(folder), self._options)
         fs.invalidate_cache()
         try:
             return {
@@ -88,7 +88,7 @@ class FolderFiles:
             return {}
 
     def _write(self, name: str, content: str | bytes) -> None:
-        with storage.staged(self._uri(name), self._options) as file:
+        with files.staged(self._uri(name), self._options) as file:
             Path(file.path).write_bytes(content.encode() if isinstance(content, str) else content)
             file.publish()
 
@@ -103,7 +103,7 @@ class FolderFiles:
         if not self._is_remote:
             Path(self._uri(name)).unlink(missing_ok=True)
             return
-        fs, path = storage.filesystem(self._uri(name), self._options)
+        fs, path = files.filesystem(self._uri(name), self._options)
         try:
             fs.rm_file(path)
         except FileNotFoundError:

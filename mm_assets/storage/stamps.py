@@ -29,6 +29,7 @@ import xxhash
 
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import (
+    ORIGINS_BESIDE,
     StorageOptions,
     exists,
     filesystem,
@@ -38,7 +39,6 @@ from mm_assets.storage.files import (
     remove,
     staged,
 )
-from mm_assets.storage.tree import ORIGINS_BESIDE
 
 _THREADS = 16  # object stores answer in ~50 ms
 _LONGEST = 200  # bytes of a file name, which leaves room for prefix and suffix of temporary names

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting import quarantine as raw_bytes
+from mm_assets.accounting import quarantine
 from mm_assets.accounting.ledger import items_table
 from mm_assets.accounting.quarantine import (
     QUARANTINE_SCHEMA,
@@ -211,7 +211,7 @@ def test_a_long_stretch_is_cut(shard: Path) -> None:
     data = shard.read_bytes() + b"x" * (3 << 20)
     shard.write_bytes(data)
     record = one(loss(None, None, None, build_source_ref("x.tar", None, 1024), kind="damaged_tar"), shard)
-    assert record["raw"] == data[1024 : 1024 + raw_bytes.MAX_DAMAGED_RANGE_BYTES]
+    assert record["raw"] == data[1024 : 1024 + quarantine.MAX_DAMAGED_RANGE_BYTES]
 
 
 def test_a_stretch_without_a_locator_is_of_the_only_file(shard: Path) -> None:
@@ -345,9 +345,9 @@ def test_names_of_a_file(shard: Path) -> None:
 
 
 def test_what_is_too_large_is_left_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_bytes, "MAX_PLACE_BYTES", 1000)
-    monkeypatch.setattr(raw_bytes, "MAX_SHARD_BYTES", 2500)
-    monkeypatch.setattr(raw_bytes, "BATCH_BYTES", 1500)
+    monkeypatch.setattr(quarantine, "MAX_PLACE_BYTES", 1000)
+    monkeypatch.setattr(quarantine, "MAX_SHARD_BYTES", 2500)
+    monkeypatch.setattr(quarantine, "BATCH_BYTES", 1500)
     sizes = [1000, 1001, 900, 601, 600, 0, 1]
     shard = make_tar(tmp_path / "x.tar", [(f"{n}.png", bytes([n]) * size) for n, size in enumerate(sizes)])
     found = records(
@@ -416,7 +416,7 @@ def test_records_are_published_and_close(shard: Path, root: str) -> None:
 
 
 def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_bytes, "BATCH_BYTES", 2 * len(BLOB))
+    monkeypatch.setattr(quarantine, "BATCH_BYTES", 2 * len(BLOB))
     shard = make_tar(tmp_path / "x.tar", [(f"{n}.png", BLOB) for n in range(5)])
     losses = [loss(str(n), 0, "image", ref_of(shard, f"{n}.png")) for n in range(5)]
     table = quarantine_table(items_table("a", "p", losses), [str(shard)], [str(tmp_path)])
@@ -495,14 +495,14 @@ def test_a_row_of_parquet_is_told_by_its_values(documents: Path) -> None:
 
 def test_rows_of_parquet_within_bounds(documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(records([of_row("row 0")], [str(documents)], [str(documents.parent)])[0]["raw"])
-    monkeypatch.setattr(raw_bytes, "MAX_SHARD_BYTES", size + 1)
+    monkeypatch.setattr(quarantine, "MAX_SHARD_BYTES", size + 1)
     found = records([of_row("row 0"), of_row("row 1", "b")], [str(documents)], [str(documents.parent)])
     assert found[0]["raw"] is not None
     assert (
         found[1]["raw_note"]
         == f"{size} bytes are more than are left of the {size + 1} that are kept of a shard"
     )
-    monkeypatch.setattr(raw_bytes, "MAX_PLACE_BYTES", size - 1)
+    monkeypatch.setattr(quarantine, "MAX_PLACE_BYTES", size - 1)
     assert (
         one(of_row("row 0"), documents)["raw_note"]
         == f"{size} bytes are more than the {size - 1} that are kept of one item"

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_assets.accounting import survey_store as survey_index
+from mm_assets.accounting import survey_store
 from mm_assets.accounting.contract import Published, SchemaContract
 from mm_assets.accounting.record import INDEXES, account_folders
 from mm_assets.accounting.sample_ids import duplicates
@@ -129,7 +129,7 @@ def test_a_lost_index_changes_no_answer(tmp_path: Path) -> None:
 
 
 def test_ids_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey_index, "hashes_of", lambda ids: np.zeros(len(list(ids)), np.uint64))
+    monkeypatch.setattr(survey_store, "hashes_of", lambda ids: np.zeros(len(list(ids)), np.uint64))
     store = store_of(tmp_path, {"a": "xy", "b": "yz", "c": "q"}, {"b": "yz", "c": "q"})
     assert duplicates(store, "a", "bc", "abc") == {"a": {"y": "b"}}
 

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
-from mm_assets.automation import sensors as refresh
+from mm_assets.automation import sensors
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
 from mm_assets.graph.resources import resources_from_environment
@@ -114,7 +114,7 @@ class Operated(Deployment):
 
 @pytest.fixture(autouse=True)
 def looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh, "LOOK_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(sensors, "LOOK_AGAIN_SECONDS", 0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import dagster as dg
 import lance
 import pytest
 
-from mm_assets.automation import sensors as maintenance
+from mm_assets.automation import sensors
 from mm_assets.automation.sensors import delete_runs_before
 from mm_assets.formats.lance.table import maintain
 from mm_assets.storage.temporary import temporary_name
@@ -58,7 +58,7 @@ def test_the_job_does_all_of_it(operated: Operated) -> None:
 def test_only_runs_that_nothing_points_to_are_deleted(
     operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_RUNS_PER_QUERY", 1)
+    monkeypatch.setattr(sensors, "_RUNS_PER_QUERY", 1)
     first = operated.run().run_id
     operated.shard("b", 2)
     second = operated.run().run_id

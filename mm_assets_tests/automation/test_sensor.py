@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.automation import due_shards as due_shard_finder
+from mm_assets.automation import due_shards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.raw import RawShards
 from mm_assets_tests.automation.conftest import Operated
@@ -132,7 +132,7 @@ def test_shards_of_a_run_that_was_lost_are_taken_again_after_a_while(
     lost = operated.planned_run()
     operated.instance.report_run_failed(lost, "storage out of reach")
     assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
-    monkeypatch.setattr(due_shard_finder, "_RETRY_SECONDS", -1)
+    monkeypatch.setattr(due_shards, "_RETRY_SECONDS", -1)
     assert [operated.tick("new") for _ in range(2)] == ["nothing is due"] * 2
     operated.tick("all")
     operated.tick("all")
@@ -141,5 +141,5 @@ def test_shards_of_a_run_that_was_lost_are_taken_again_after_a_while(
 
 def test_shards_of_a_canceled_run_are_left_alone(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
     operated.instance.report_run_canceled(operated.planned_run())
-    monkeypatch.setattr(due_shard_finder, "_RETRY_SECONDS", -1)
+    monkeypatch.setattr(due_shards, "_RETRY_SECONDS", -1)
     assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2

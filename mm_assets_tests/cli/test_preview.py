@@ -22,7 +22,7 @@ PLUGIN = """
 import pyarrow as pa
 from dataclasses import dataclass
 from mm_assets.filters.measure import ImageMeasure
-from mm_assets.filters.chain import ScoreFilter, minimum
+from mm_assets.extend import ScoreFilter, minimum
 
 class Darkness(ImageMeasure):
     name = "darkness"

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from mm_assets.demo import make_shards
-from mm_assets.storage.tree import LEDGER_BESIDE
+from mm_assets.storage.listing import LEDGER_BESIDE
 from mm_assets_tests.cli.commands import REPOSITORY, environment
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar

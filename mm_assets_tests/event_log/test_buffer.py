@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mm_assets.event_log import batched as buffer_module
+from mm_assets.event_log import batched
 from mm_assets.event_log.batched import NotWritten, WriteBuffer
 from mm_assets.storage.errors import error_line
 
@@ -76,7 +76,7 @@ class Timers:
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     timers = Timers()
-    monkeypatch.setattr(buffer_module, "threading", SimpleNamespace(**{**vars(threading), "Timer": timers}))
+    monkeypatch.setattr(batched, "threading", SimpleNamespace(**{**vars(threading), "Timer": timers}))
     return timers
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from mm_assets.cli import main
-from mm_assets.filters.chain import ScoreFilter, maximum, minimum, setting
+from mm_assets.extend import ScoreFilter, maximum, minimum, setting
 from mm_assets.filters.registry import FILTERS, AspectRatioFilter, ImageSizeFilter, filters_of, settings_of
 from mm_assets.filters.scores import ImageScore
 from mm_assets.graph.messages import Plan, ShardSet

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.storage import small_files as file_index
+from mm_assets.storage import small_files
 from mm_assets.storage.small_files import FileFacts, FileIndex, hashes_of
 
 
@@ -160,7 +160,7 @@ def test_a_segment_that_is_merged_meanwhile_hides_nothing(tmp_path: Path) -> Non
 def test_segments_have_a_limit_and_outdated_ones_do_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_index, "_MAX_SEGMENT_BYTES", 40_000)
+    monkeypatch.setattr(small_files, "_MAX_SEGMENT_BYTES", 40_000)
     index = FileIndex(str(tmp_path))
     for stamp in "123":
         stamps = {f"{name}{number}": stamp for name in "abcd" for number in range(10)}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.cli import main
-from mm_assets.formats import batching as grouping
+from mm_assets.formats import batching
 from mm_assets.formats.batching import SampleSpans, grouped
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import InterleavedBatch, InterleavedParquetReader
@@ -129,7 +129,7 @@ def test_a_second_item_at_one_place_is_refused_as_ever(tmp_path: Path) -> None:
 def test_beyond_the_window_it_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(grouping, "WINDOW_BYTES", 1 << 20)
+    monkeypatch.setattr(batching, "WINDOW_BYTES", 1 << 20)
     rows = table(40, nbytes=100_000)
     far = pa.concat_tables(
         [rows.slice(0, 3), rows.slice(4), rows.slice(3, 1)]
@@ -151,7 +151,7 @@ def test_beyond_the_window_it_says_what_to_do(
 
 def test_no_more_is_held_than_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sample's last row lies ten samples behind: of the file never more than those."""
-    monkeypatch.setattr(grouping, "WINDOW_BYTES", 4 << 20)
+    monkeypatch.setattr(batching, "WINDOW_BYTES", 4 << 20)
     rows = table(400, images=1, nbytes=50_000)
     order = sorted(range(rows.num_rows), key=lambda row: row + 30 * (row % 3 == 2))
     pq.write_table(rows.take(order), tmp_path / "x.parquet", row_group_size=30, compression="none")
@@ -205,7 +205,7 @@ def test_any_order(ids: list[str | None], cuts: list[int], limit: int) -> None:
     edges = sorted({0, *(min(cut, len(ids)) for cut in cuts), len(ids)})
     tables = [rows.slice(low, high - low) for low, high in zip(edges, edges[1:], strict=False)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "WINDOW_BYTES", limit)
+        patch.setattr(batching, "WINDOW_BYTES", limit)
         try:
             found = pa.concat_tables(
                 [rows.slice(0, 0), *grouped(iter(tables), SampleSpans.of(rows["sample_id"].chunks), 0, "x")]

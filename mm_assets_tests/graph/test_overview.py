@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.automation import sensors as module
+from mm_assets.automation import sensors
 from mm_assets.automation.sensors import overview_event, overview_sensor
 from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import SHARDS
@@ -183,7 +183,7 @@ def test_sensor_renews_it_when_something_was_made(
     assert tick(first.cursor) == dg.SkipReason(
         "runs are going on; the overview is renewed when they have ended"
     )
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN", -1)
+    monkeypatch.setattr(sensors, "_SECONDS_BETWEEN", -1)
     assert isinstance(tick(first.cursor), dg.SensorResult), "a long backfill is shown while it goes on"
     monkeypatch.undo()
     instance.report_run_canceled(running)

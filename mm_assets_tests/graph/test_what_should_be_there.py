@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.accounting.record import OUTPUTS
-from mm_assets.graph import shard_work as proof_job
+from mm_assets.graph import shard_work
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
 from mm_assets_tests.quick_instance import quick_instance
 
@@ -161,7 +161,7 @@ def test_a_proof_that_could_not_be_done_is_no_proof(
     copied: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that dies over a shard leaves a verdict of today, not the one of yesterday."""
-    monkeypatch.setattr(proof_job, "prove_shard", _die)
+    monkeypatch.setattr(shard_work, "prove_shard", _die)
     success, found, proof = prove(copied)
     assert not success
     assert set(found) == {output.asset for output in OUTPUTS}

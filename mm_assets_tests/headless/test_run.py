@@ -240,7 +240,7 @@ def test_the_thresholds_of_the_demo_give_way_to_settings(name: str, monkeypatch:
 HANGS = """
 import time
 from dataclasses import dataclass
-from mm_assets.filters.chain import ScoreFilter, minimum
+from mm_assets.extend import ScoreFilter, minimum
 
 @dataclass(frozen=True)
 class Hanging(ScoreFilter):

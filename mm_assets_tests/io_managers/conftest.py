@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets_tests.io_managers import toy
 from mm_assets_tests.quick_instance import quick_instance
@@ -66,8 +66,8 @@ class Toy:
         """Partitions materialized by a run, in order; a shard that is logged twice occurs twice."""
         return sorted(str(r.partition_key) for r in self.history(asset) if r.run_id == run.run_id)
 
-    def latest(self, asset: str, keys: Sequence[str]) -> dict[str, events.Latest]:
-        return events.latest_materializations(self.instance, dg.AssetKey(asset), keys)
+    def latest(self, asset: str, keys: Sequence[str]) -> dict[str, dagster_internals.Latest]:
+        return dagster_internals.latest_materializations(self.instance, dg.AssetKey(asset), keys)
 
     def status(self, asset: str, keys: Sequence[str]) -> dict[str, str]:
         found = self.instance.get_status_by_partition(dg.AssetKey(asset), list(keys), SHARDS) or {}

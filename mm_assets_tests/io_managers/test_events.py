@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.messages import Shard
 from mm_assets_tests.event_log.databases import OURS, open_instance
 
@@ -38,14 +38,14 @@ def run_probe(
     @dg.asset(name="probe", partitions_def=PARTS)
     def probe(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
         for key in logged:
-            tags = events.provenance(
+            tags = dagster_internals.provenance(
                 f"version of {key}",
                 "7",
                 {"up/stream": Shard(key, "", "u1", 12), "other": Shard(key, "", "o1")},
             )
-            metadata = {events.URI: f"/out/{key}"}
+            metadata = {dagster_internals.URI: f"/out/{key}"}
             context.log_event(dg.AssetMaterialization(KEY, partition=key, tags=tags, metadata=metadata))
-        yield dg.Output(None, metadata={events.MARK: True} if mark else {})
+        yield dg.Output(None, metadata={dagster_internals.MARK: True} if mark else {})
 
     tags = {"dagster/asset_partition_range_start": "p0", "dagster/asset_partition_range_end": "p3"}
     return dg.materialize(
@@ -87,10 +87,10 @@ def test_provenance_is_what_dagster_reads(instance: dg.DagsterInstance) -> None:
 def test_latest_events_of_many_partitions(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "_BATCH", 2)
+    monkeypatch.setattr(dagster_internals, "_BATCH", 2)
     run_probe(instance, ["p0", "p1"])
     second = run_probe(instance, ["p1", "p2"])
-    found = events.latest_materializations(instance, KEY, ["p0", "p1", "p2", "p4"])
+    found = dagster_internals.latest_materializations(instance, KEY, ["p0", "p1", "p2", "p4"])
     assert {key: (event.version, event.uri) for key, event in found.items()} == {
         key: (f"version of {key}", f"/out/{key}") for key in ("p0", "p1", "p2")
     }
@@ -99,15 +99,15 @@ def test_latest_events_of_many_partitions(
         r.storage_id: r.partition_key for r in instance.fetch_materializations(KEY, limit=100).records
     }
     assert all(by_pointer[event.pointer] == key for key, event in found.items())
-    assert events.latest_materializations(instance, KEY, []) == {}
+    assert dagster_internals.latest_materializations(instance, KEY, []) == {}
 
 
 def test_latest_observations(instance: dg.DagsterInstance) -> None:
     for version in ("1", "2"):
         instance.report_runless_asset_event(
-            dg.AssetObservation(KEY, partition="p1", tags=events.observed_version(version))
+            dg.AssetObservation(KEY, partition="p1", tags=dagster_internals.observed_version(version))
         )
-    found = events.latest_observations(instance, KEY, ["p1", "p2"])
+    found = dagster_internals.latest_observations(instance, KEY, ["p1", "p2"])
     assert {key: event.version for key, event in found.items()} == {"p1": "2"}
 
 
@@ -121,13 +121,13 @@ def test_checks_name_no_materialization_of_before_a_wipe(
             url = stack.enter_context(request.getfixturevalue("postgres").database("wiped"))
         instance = stack.enter_context(open_instance(tmp_path, OURS, url))
         run_probe(instance, ["p0", "p1"])
-        before = events.targets(instance, KEY, KEYS)
+        before = dagster_internals.targets(instance, KEY, KEYS)
         assert before.keys() == {"p0", "p1"}
         instance.wipe_assets([KEY])
-        assert events.targets(instance, KEY, KEYS) == {}
+        assert dagster_internals.targets(instance, KEY, KEYS) == {}
         run_probe(instance, ["p1"])
-        named = events.targets(instance, KEY, KEYS)
-        latest = events.latest_materializations(instance, KEY, KEYS)
+        named = dagster_internals.targets(instance, KEY, KEYS)
+        latest = dagster_internals.latest_materializations(instance, KEY, KEYS)
         assert named.keys() == latest.keys() == {"p1"}
         assert (named["p1"].storage_id, named["p1"].run_id) == (latest["p1"].pointer, latest["p1"].run_id)
         assert named["p1"].run_id != before["p1"].run_id
@@ -136,30 +136,30 @@ def test_checks_name_no_materialization_of_before_a_wipe(
 def test_wiped_events_are_gone(instance: dg.DagsterInstance) -> None:
     run_probe(instance, ["p0"])
     instance.wipe_assets([KEY])
-    assert events.latest_materializations(instance, KEY, ["p0"]) == {}
+    assert dagster_internals.latest_materializations(instance, KEY, ["p0"]) == {}
 
 
 def test_attempts_without_materialization(instance: dg.DagsterInstance) -> None:
     first = run_probe(instance, ["p0", "p2"])
-    assert events.failed_attempts(instance, KEY, KEYS, [first.run_id]) == ["p1", "p3"]
-    assert events.failed_attempts(instance, KEY, ["p0", "p1"], [first.run_id]) == ["p1"]
-    assert events.failed_attempts(instance, KEY, KEYS, ["another run"]) == []
-    assert events.failed_attempts(instance, KEY, KEYS) == ["p1", "p3"]
+    assert dagster_internals.failed_attempts(instance, KEY, KEYS, [first.run_id]) == ["p1", "p3"]
+    assert dagster_internals.failed_attempts(instance, KEY, ["p0", "p1"], [first.run_id]) == ["p1"]
+    assert dagster_internals.failed_attempts(instance, KEY, KEYS, ["another run"]) == []
+    assert dagster_internals.failed_attempts(instance, KEY, KEYS) == ["p1", "p3"]
     second = run_probe(instance, ["p0", "p1"])
-    assert events.failed_attempts(instance, KEY, KEYS, [second.run_id]) == ["p2", "p3"]
-    assert events.failed_attempts(instance, KEY, KEYS, [first.run_id]) == []
+    assert dagster_internals.failed_attempts(instance, KEY, KEYS, [second.run_id]) == ["p2", "p3"]
+    assert dagster_internals.failed_attempts(instance, KEY, KEYS, [first.run_id]) == []
     run_probe(instance, KEYS[:4])
-    assert events.failed_attempts(instance, KEY, KEYS) == []
+    assert dagster_internals.failed_attempts(instance, KEY, KEYS) == []
 
 
 def test_an_evaluation_counts_while_it_names_the_latest_materialization(instance: dg.DagsterInstance) -> None:
     check = dg.AssetCheckKey(KEY, "sound")
 
-    def evaluate(found: dict[str, events.Latest], passed: bool) -> None:
+    def evaluate(found: dict[str, dagster_internals.Latest], passed: bool) -> None:
         @dg.asset
         def examiner(context: dg.AssetExecutionContext) -> None:
             for key, latest in sorted(found.items()):
-                judged = events.target(latest)
+                judged = dagster_internals.target(latest)
                 context.log_event(
                     dg.AssetCheckEvaluation(
                         KEY, "sound", passed, partition=key, target_materialization_data=judged
@@ -169,20 +169,22 @@ def test_an_evaluation_counts_while_it_names_the_latest_materialization(instance
         assert dg.materialize([examiner], instance=instance, resources={"io_manager": Discard()}).success
 
     run_probe(instance, ["p0", "p1"])
-    first = events.latest_materializations(instance, KEY, ["p0", "p1"])
+    first = dagster_internals.latest_materializations(instance, KEY, ["p0", "p1"])
     evaluate(first, False)
-    assert sorted(events.failing_shards(instance, check, 10)) == ["p0", "p1"]
-    assert sorted(events.failing_shards(instance, check, 1)) == ["p1"]  # of the latest failures only
+    assert sorted(dagster_internals.failing_shards(instance, check, 10)) == ["p0", "p1"]
+    assert sorted(dagster_internals.failing_shards(instance, check, 1)) == [
+        "p1"
+    ]  # of the latest failures only
     run_probe(instance, ["p1"])
-    assert sorted(events.failing_shards(instance, check, 10)) == ["p0"]
+    assert sorted(dagster_internals.failing_shards(instance, check, 10)) == ["p0"]
     evaluate({"p1": first["p1"]}, False)  # of the one before
-    assert sorted(events.failing_shards(instance, check, 10)) == ["p0"]
+    assert sorted(dagster_internals.failing_shards(instance, check, 10)) == ["p0"]
     evaluate({"p0": first["p0"]}, True)
-    assert events.failing_shards(instance, check, 10) == {}
-    assert events.target(None) is None
-    last = events.latest_of_asset(instance, KEY)
-    assert last == events.latest_materializations(instance, KEY, ["p1"])["p1"]
-    assert events.latest_of_asset(instance, dg.AssetKey("unknown")) is None
+    assert dagster_internals.failing_shards(instance, check, 10) == {}
+    assert dagster_internals.target(None) is None
+    last = dagster_internals.latest_of_asset(instance, KEY)
+    assert last == dagster_internals.latest_materializations(instance, KEY, ["p1"])["p1"]
+    assert dagster_internals.latest_of_asset(instance, dg.AssetKey("unknown")) is None
 
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])
@@ -196,14 +198,18 @@ def test_what_was_planned_and_not_evaluated_reads_failed_unless_withdrawn(
     @dg.asset(name="probe", partitions_def=PARTS, check_specs=[spec])
     def probe(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
         context.log_event(dg.AssetMaterialization(KEY, partition="p0"))
-        latest = events.latest_materializations(context.instance, KEY, ["p0"])["p0"]
+        latest = dagster_internals.latest_materializations(context.instance, KEY, ["p0"])["p0"]
         context.log_event(
             dg.AssetCheckEvaluation(
-                KEY, "sound", True, partition="p0", target_materialization_data=events.target(latest)
+                KEY,
+                "sound",
+                True,
+                partition="p0",
+                target_materialization_data=dagster_internals.target(latest),
             )
         )
         if is_withdrawn:
-            events.withdraw_planned(context.instance, context.run_id, [spec.key])
+            dagster_internals.withdraw_planned(context.instance, context.run_id, [spec.key])
         yield dg.Output(None, output_name=spec.get_python_identifier())
         raise dg.Failure("as a run with failed shards ends")
 
@@ -221,7 +227,7 @@ def test_what_was_planned_and_not_evaluated_reads_failed_unless_withdrawn(
 def test_keys_of_a_run(instance: dg.DagsterInstance) -> None:
     def keys(**tags: str) -> list[str]:
         run = dg.DagsterRun("job", tags={f"dagster/{name}": value for name, value in tags.items()})
-        return events.keys_of_run(run, PARTS, instance)
+        return dagster_internals.keys_of_run(run, PARTS, instance)
 
     assert keys(asset_partition_range_start="p1", asset_partition_range_end="p3") == ["p1", "p2", "p3"]
     assert keys(partition="p2") == ["p2"]
@@ -230,12 +236,12 @@ def test_keys_of_a_run(instance: dg.DagsterInstance) -> None:
 
 def test_family_of_a_run_alone(instance: dg.DagsterInstance) -> None:
     run = run_probe(instance, ["p0"]).dagster_run
-    assert [r.run_id for r in events.family(instance, run)] == [run.run_id]
+    assert [r.run_id for r in dagster_internals.family(instance, run)] == [run.run_id]
 
 
 def test_contexts_outside_of_a_run() -> None:
-    assert events.asset_step() is None
-    assert events.run_of(dg.build_input_context()) is None
+    assert dagster_internals.asset_step() is None
+    assert dagster_internals.run_of(dg.build_input_context()) is None
 
 
 def test_own_code_location_loads_without_preview_warnings() -> None:

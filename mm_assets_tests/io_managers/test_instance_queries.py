@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from mm_assets.graph import instance_queries as queries
+from mm_assets.graph import instance_queries
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.io_managers.toy import check_key
 
@@ -30,23 +30,25 @@ def test_the_last_evaluation_of_a_partition_counts_and_a_planned_one_does_not(wr
     writer.evaluated(second, "curated", "not_empty", "c", True)
     writer.planned_check(third, "curated", "not_empty", ["a"])
     writer.evaluated(third, "curated", "other", "a", False)
-    found = {row.run_id: row for row in queries.failing_by_run(writer.instance, CHECK)}
+    found = {row.run_id: row for row in instance_queries.failing_by_run(writer.instance, CHECK)}
     assert found == {
-        first: queries.FailingRun(first, shards=2, errors=1, over_all=False),
-        second: queries.FailingRun(second, shards=1, errors=1, over_all=False),
+        first: instance_queries.FailingRun(first, shards=2, errors=1, over_all=False),
+        second: instance_queries.FailingRun(second, shards=1, errors=1, over_all=False),
     }
     writer.instance.delete_dynamic_partition("shards", "b")
-    assert [row.run_id for row in queries.failing_by_run(writer.instance, CHECK, "shards")] == [first]
+    assert [row.run_id for row in instance_queries.failing_by_run(writer.instance, CHECK, "shards")] == [
+        first
+    ]
 
 
 def test_the_evaluation_of_no_partition_is_one_of_its_own(writer: Writer) -> None:
     run = writer.begin_run()
     writer.evaluated(run, "curated", "not_empty", None, False, summary="all of it")
-    assert queries.failing_by_run(writer.instance, CHECK, "shards") == [
-        queries.FailingRun(run, shards=0, errors=0, over_all=True)
+    assert instance_queries.failing_by_run(writer.instance, CHECK, "shards") == [
+        instance_queries.FailingRun(run, shards=0, errors=0, over_all=True)
     ]
-    assert queries.failing_evaluations(writer.instance, CHECK, [run], 5) == []
-    (evaluation,) = queries.failing_evaluations(writer.instance, CHECK, [run], 5, over_all=True)
+    assert instance_queries.failing_evaluations(writer.instance, CHECK, [run], 5) == []
+    (evaluation,) = instance_queries.failing_evaluations(writer.instance, CHECK, [run], 5, over_all=True)
     assert evaluation.metadata["summary"].value == "all of it"
 
 
@@ -54,13 +56,15 @@ def test_evaluations_are_read_back_in_the_order_of_partitions_up_to_a_limit(writ
     run, other = writer.begin_run(), writer.begin_run()
     for key in reversed(KEYS):
         writer.evaluated(run if key in "ac" else other, "curated", "not_empty", key, False, summary=key * 3)
-    found = queries.failing_evaluations(writer.instance, CHECK, [run, other], 3, "shards")
+    found = instance_queries.failing_evaluations(writer.instance, CHECK, [run, other], 3, "shards")
     assert [(e.partition, e.metadata["summary"].value) for e in found] == [
         ("a", "aaa"),
         ("b", "bbb"),
         ("c", "ccc"),
     ]
-    assert [e.partition for e in queries.failing_evaluations(writer.instance, CHECK, [other], 3)] == [
+    assert [
+        e.partition for e in instance_queries.failing_evaluations(writer.instance, CHECK, [other], 3)
+    ] == [
         "b",
         "d",
     ]
@@ -70,9 +74,9 @@ def test_runs_with_failures_are_told_from_those_without(writer: Writer) -> None:
     good, bad = writer.begin_run(), writer.begin_run()
     writer.evaluated(good, "curated", "not_empty", "a", True)
     writer.evaluated(bad, "curated", "not_empty", "b", False)
-    assert queries.has_failures(writer.instance, CHECK, [good, bad])
-    assert not queries.has_failures(writer.instance, CHECK, [good])
-    assert not queries.has_failures(writer.instance, CHECK, [])
+    assert instance_queries.has_failures(writer.instance, CHECK, [good, bad])
+    assert not instance_queries.has_failures(writer.instance, CHECK, [good])
+    assert not instance_queries.has_failures(writer.instance, CHECK, [])
 
 
 def test_attempts_are_open_until_something_is_materialized(writer: Writer) -> None:
@@ -81,11 +85,11 @@ def test_attempts_are_open_until_something_is_materialized(writer: Writer) -> No
         writer.planned(first, "curated", key)
     writer.materialized(first, "curated", "a")
     asset = dg.AssetKey("curated")
-    assert queries.open_attempts(writer.instance, asset) == {"b": first}
+    assert instance_queries.open_attempts(writer.instance, asset) == {"b": first}
     writer.planned(second, "curated", "b")
-    assert queries.open_attempts(writer.instance, asset) == {"b": second}
+    assert instance_queries.open_attempts(writer.instance, asset) == {"b": second}
     writer.materialized(second, "curated", "b")
-    assert queries.open_attempts(writer.instance, asset) == {}
+    assert instance_queries.open_attempts(writer.instance, asset) == {}
 
 
 def test_backfills_by_status_the_latest_first(writer: Writer) -> None:
@@ -94,15 +98,15 @@ def test_backfills_by_status_the_latest_first(writer: Writer) -> None:
         writer.begin_backfill(KEYS)
         writer.end_backfill(status)
         names.append(writer.backfill)
-    found = queries.backfills(writer.instance, ["FAILED"], 5)
+    found = instance_queries.backfills(writer.instance, ["FAILED"], 5)
     assert [backfill.backfill_id for backfill in found] == [names[2], names[0]]
-    assert len(queries.backfills(writer.instance, ["FAILED"], 1)) == 1
+    assert len(instance_queries.backfills(writer.instance, ["FAILED"], 1)) == 1
 
 
 def test_ticks_that_have_ended_the_latest_first(writer: Writer) -> None:
     for error in ("one", None, "three"):
         writer.ticked("broken", error)
     (state,) = writer.instance.all_instigator_state()
-    ticks = queries.finished_ticks(writer.instance, state.instigator_origin_id, state.selector_id, 2)
+    ticks = instance_queries.finished_ticks(writer.instance, state.instigator_origin_id, state.selector_id, 2)
     assert [tick.is_failure for tick in ticks] == [True, False]
     assert ticks[0].error is not None and ticks[0].error.message == "three"

@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.graph import dagster_internals as events
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.messages import ShardSet
 from mm_assets_tests.io_managers import toy
 from mm_assets_tests.io_managers.conftest import Toy
@@ -38,7 +38,7 @@ def test_observation_logs_only_new_and_changed_shards(deployment: Toy) -> None:
     deployment.shard("k04")
     assert deployment.run("observe").success
     assert sorted(key for key, _ in observed(deployment)[3:]) == ["k02", "k04"]
-    latest = events.latest_observations(deployment.instance, RAW, ["k01", "k02", "k09"])
+    latest = dagster_internals.latest_observations(deployment.instance, RAW, ["k01", "k02", "k09"])
     assert {key: event.uri for key, event in latest.items()} == {
         key: str(deployment.raw / f"{key}.txt") for key in ("k01", "k02")
     }
@@ -52,7 +52,9 @@ def test_run_uses_the_observation_that_is_there(deployment: Toy) -> None:
     assert len(observed(deployment)) == 2
     pointers = {
         key: event.pointer
-        for key, event in events.latest_observations(deployment.instance, RAW, ["k01", "k02"]).items()
+        for key, event in dagster_internals.latest_observations(
+            deployment.instance, RAW, ["k01", "k02"]
+        ).items()
     }
     for record in deployment.history("curated"):
         assert tags(record)["dagster/input_event_pointer/raw_shards"] == str(

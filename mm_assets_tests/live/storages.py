@@ -16,7 +16,7 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting import survey_store as survey_codec
+from mm_assets.accounting import survey_store
 from mm_assets.accounting.canonical import derive
 from mm_assets.accounting.record import TARS
 from mm_assets.accounting.survey_store import SurveyStore
@@ -229,10 +229,10 @@ def _of_file(store: SurveyStore, kind: str, partition: str) -> tuple[str, list[i
     """What the index has to say of a file."""
     if kind == "published":
         ((_, published),) = store.read_notes([partition])
-        return survey_codec.published_to_text(published), []
+        return survey_store.published_to_text(published), []
     if kind == "surveys":
         ((_, (columns, ids)),) = store.columns_and_ids([partition])
-        return survey_codec.columns_to_text(columns), hashes_of(ids.to_pylist()).tolist()
+        return survey_store.columns_to_text(columns), hashes_of(ids.to_pylist()).tolist()
     ((_, ids),) = store.read_noted_ids([partition])
     return "", hashes_of(ids.to_pylist()).tolist()
 

@@ -42,9 +42,8 @@ from mm_assets.model.schema import (
     canonical_schema,
     unify_schemas,
 )
-from mm_assets.storage.files import absolute, exists, is_remote, join
+from mm_assets.storage.files import ORIGINS_BESIDE, absolute, exists, is_remote, join
 from mm_assets.storage.listing import expand_paths
-from mm_assets.storage.tree import ORIGINS_BESIDE
 
 
 def normalized(part: RowPart, location: str) -> RowPart:

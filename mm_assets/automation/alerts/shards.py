@@ -14,8 +14,7 @@ from functools import cached_property
 import dagster as dg
 
 from mm_assets.automation.alerts.message import Cause, Kind, Origin
-from mm_assets.graph import dagster_internals as events
-from mm_assets.graph import instance_queries
+from mm_assets.graph import dagster_internals, instance_queries
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.instance_queries import FailingPartition
 from mm_assets.graph.io_manager import SHARDED_TAG
@@ -134,7 +133,7 @@ class View:
             runs = self.runs([origin.id])
             if not runs or not self.is_sharded(asset):
                 return 0
-            return len(events.keys_of_run(runs[origin.id], SHARDS, self.instance))
+            return len(dagster_internals.keys_of_run(runs[origin.id], SHARDS, self.instance))
         return instance_queries.backfill_size(self.instance, origin.id, self.repository.asset_graph, asset)
 
 

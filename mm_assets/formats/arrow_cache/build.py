@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.arrow_cache import files as verified
+from mm_assets.formats.arrow_cache import files
 from mm_assets.formats.arrow_cache.features import Features, as_features, encode_example
 from mm_assets.formats.arrow_cache.files import (
     METADATA_FILE,
@@ -106,7 +106,7 @@ class Generation:
             os.rename(self.folder / old, self._cache_dir / new)
         sync(self._cache_dir)
         for shard in renamed.shards:
-            verified.require_size(self._cache_dir / shard.filename, shard)
+            files.require_size(self._cache_dir / shard.filename, shard)
         os.replace(self.folder / METADATA_FILE, self._cache_dir / METADATA_FILE)
         sync(self._cache_dir)
         return renamed
@@ -157,7 +157,7 @@ class Generation:
             if _content(published) != _content(meta):
                 return None
             for path, shard in zip(published.shard_paths, published.shards, strict=True):
-                verified.check_shard(path, shard)
+                files.check_shard(path, shard)
         except (ValueError, OSError):
             return None  # damaged, or just replaced
         return published

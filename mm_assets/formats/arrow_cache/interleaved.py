@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from mm_assets.formats.arrow_cache import files as verified
 from mm_assets.formats.arrow_cache.build import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_SHARD_SIZE_BYTES,
@@ -28,6 +27,7 @@ from mm_assets.formats.arrow_cache.files import (
     CacheShard,
     ShardedCacheMeta,
     ShardWriter,
+    check_once,
     meta_of,
     parse_metadata,
     read_sharded_cache_meta,
@@ -118,7 +118,7 @@ class ArrowCacheSource(FileSource):
             if (size := size_of(uri, self._options)) != shard.size:
                 raise ValueError(f"{size} bytes, not {shard.size}")
         elif self.schema.get_field_index(BLOBS) in column_indices:
-            verified.check_once(Path(local_path(uri)), shard)
+            check_once(Path(local_path(uri)), shard)
         with open_binary(uri, self._options) if is_remote(uri) else pa.OSFile(local_path(uri)) as file:
             # Not mapped: mapped pages count as memory of the process, and here each row is read only once.
             reader = ipc.open_file(

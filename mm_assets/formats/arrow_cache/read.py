@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from mm_assets.formats.arrow_cache import files as verified
+from mm_assets.formats.arrow_cache import files
 from mm_assets.formats.arrow_cache.features import Features, decode_example
 from mm_assets.formats.arrow_cache.files import (
     METADATA_FILE,
@@ -109,7 +109,7 @@ class ArrowCache:
     def column(self, name: str) -> Iterator[pa.Array]:
         """Yield one column of all rows as stored. Nothing else is read, so no digest is checked."""
         for number in range(self.meta.num_shards):
-            for batch in self._opened(number, verified.require_size).batches:
+            for batch in self._opened(number, files.require_size).batches:
                 yield batch.column(name)
 
     def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
@@ -130,7 +130,7 @@ class ArrowCache:
 
     def _shard(self, number: int) -> OpenShard:
         if (shard := self._open.get(number)) is None:
-            shard = self._open[number] = self._opened(number, verified.check_once)
+            shard = self._open[number] = self._opened(number, files.check_once)
         return shard
 
     def _opened(self, number: int, check: Callable[[Path, CacheShard], Any]) -> OpenShard:
@@ -147,10 +147,10 @@ class ArrowCache:
         return shard
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_verified": verified.export_stamps(self.meta.shard_paths)}
+        return {**self.__dict__, "_open": {}, "_verified": files.export_stamps(self.meta.shard_paths)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        verified.import_stamps(state.pop("_verified"))
+        files.import_stamps(state.pop("_verified"))
         self.__dict__.update(state)
 
 
@@ -171,7 +171,7 @@ def read_shard(shard_path: str | os.PathLike[str]) -> pa.Table:
     if metadata.is_file():
         for declared in parse_metadata(path.parent, metadata.read_bytes()).shards:
             if declared.filename == path.name:
-                verified.check_once(path, declared)
+                files.check_once(path, declared)
     shard = OpenShard(path)
     return pa.Table.from_batches(shard.batches, shard.schema)
 

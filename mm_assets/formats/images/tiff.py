@@ -19,7 +19,7 @@ from itertools import islice
 from operator import add
 from typing import Final
 
-from mm_assets.formats.images import tiff_directories as tags
+from mm_assets.formats.images import tiff_directories
 from mm_assets.formats.images.tiff_directories import (
     DIRECTORY_TYPES,
     HEIGHT,
@@ -133,15 +133,15 @@ class Relocation:
         parsed: dict[int, Entry] = {}
         pointers: list[Entry] = []
         for row, (tag, kind, values, value) in enumerate(iter_entries(view, layout, source, number)):
-            if tag in tags.PARSED or kind in DIRECTORY_TYPES:
+            if tag in tiff_directories.PARSED or kind in DIRECTORY_TYPES:
                 if tag in parsed:
                     raise ImageError(f"TIFF directory at offset {source} has tag {tag} twice")
-                if tag in tags.UNSUPPORTED:
-                    raise LosslessSplitError(tags.UNSUPPORTED[tag])
+                if tag in tiff_directories.UNSUPPORTED:
+                    raise LosslessSplitError(tiff_directories.UNSUPPORTED[tag])
                 parsed[tag] = entry = Entry(row, tag, kind, values, value)
-                if tag in tags.PAYLOAD_OFFSETS:
+                if tag in tiff_directories.PAYLOAD_OFFSETS:
                     continue
-                if tag in tags.DIRECTORY_TAGS or kind in DIRECTORY_TYPES:
+                if tag in tiff_directories.DIRECTORY_TAGS or kind in DIRECTORY_TYPES:
                     pointers.append(entry)
                     continue
             if kind not in TYPE_SIZES:
@@ -149,7 +149,7 @@ class Relocation:
             size = TYPE_SIZES[kind] * values
             if size > inline:
                 self._add_value(tag, value, size, field + row * entry_size)
-        for offsets_tag, lengths_tag in tags.PAYLOADS:
+        for offsets_tag, lengths_tag in tiff_directories.PAYLOADS:
             if offsets_tag in parsed:
                 self._add_payload(source, parsed, parsed[offsets_tag], lengths_tag, field)
         if pointers:
@@ -198,7 +198,7 @@ class Relocation:
         if any(start < layout.header_size for start, _ in ranges):
             raise ImageError("TIFF image data lies on the file's header")
         self._ranges += ranges
-        if entry.tag == tags.STRIP_OFFSETS:
+        if entry.tag == tiff_directories.STRIP_OFFSETS:
             self._check_raw(directory, parsed, lengths)
         # SHORT offsets may be too narrow for the new file, so all become as wide as its pointers.
         at = field + entry.row * layout.entry.size
@@ -222,11 +222,21 @@ class Relocation:
             return integers(self._view, self._layout, directory, parsed[tag]) if tag in parsed else default
 
         ycbcr = 6  # subsampled, so fewer bytes than samples
-        if value(tags.COMPRESSION, (1,)) != (1,) or value(tags.PHOTOMETRIC, (0,)) == (ycbcr,):
+        if value(tiff_directories.COMPRESSION, (1,)) != (1,) or value(tiff_directories.PHOTOMETRIC, (0,)) == (
+            ycbcr,
+        ):
             return
-        bits = value(tags.BITS_PER_SAMPLE, (1,))
-        single = [value(tag, (1,)) for tag in (tags.WIDTH, tags.HEIGHT, tags.SAMPLES_PER_PIXEL, tags.PLANAR)]
-        single.append(value(tags.ROWS_PER_STRIP, single[1]))
+        bits = value(tiff_directories.BITS_PER_SAMPLE, (1,))
+        single = [
+            value(tag, (1,))
+            for tag in (
+                tiff_directories.WIDTH,
+                tiff_directories.HEIGHT,
+                tiff_directories.SAMPLES_PER_PIXEL,
+                tiff_directories.PLANAR,
+            )
+        ]
+        single.append(value(tiff_directories.ROWS_PER_STRIP, single[1]))
         if not bits or any(len(numbers) != 1 or not numbers[0] for numbers in single):
             raise ImageError(f"TIFF directory at offset {directory} does not describe its image")
         (width,), (height,), (samples,), (planar,), (rows,) = single
@@ -257,7 +267,7 @@ class Relocation:
             self.patches.append((field, self._layout.pointer.pack(at)))
         for index, source in enumerate(sources):
             # 0 means none; only SubIFDs may be chains.
-            moved = self._add_chain(source, linked=entry.tag == tags.SUB_IFDS) if source else 0
+            moved = self._add_chain(source, linked=entry.tag == tiff_directories.SUB_IFDS) if source else 0
             self.patches.append((at + index * pointer.size, pointer.pack(moved)))
 
     def _add_chain(self, source: int, linked: bool) -> int:

@@ -63,10 +63,9 @@ from mm_assets.storage.files import (
     open_binary,
     size_of,
 )
-from mm_assets.storage.listing import packed_line, pairs_of_url
+from mm_assets.storage.listing import is_metadata_folder, packed_line, pairs_of_url
 from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.storage.stores import expand_braces
-from mm_assets.storage.tree import is_metadata_folder
 
 
 class Columns:

@@ -1,7 +1,5 @@
 """Conversion of Parquet documents to interleaved rows.
 
-* `DocumentSource`: one file of documents as a source of tables. All rows are scanned first, then read with
-  their images a few at a time.
 * `DocumentScan`: the scan, without image bytes. It finds the id, items and faults of each row.
 * `build_rows`: rows in canonical order: metadata first, then by position, text before image.
 """
@@ -9,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.batching import SampleIds, cut_by_bytes, row_bytes
+from mm_assets.formats.batching import SampleIds, row_bytes
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.parquet.document_file import DocumentFile
 from mm_assets.formats.parquet.document_layout import (
@@ -30,8 +28,6 @@ from mm_assets.formats.parquet.document_layout import (
     spread_blobs,
 )
 from mm_assets.formats.parquet.files import ColumnIntegers, row_name
-from mm_assets.formats.reader import FileSource, FileSurvey, SurveyedSample
-from mm_assets.formats.reports import CONTENT, content_columns
 from mm_assets.formats.webdataset.layout import MAX_POSITION, METADATA_TYPE, SOURCE, TEXT_TYPE, SampleError
 from mm_assets.formats.webdataset.rows import width
 from mm_assets.model import json_codec
@@ -43,19 +39,16 @@ from mm_assets.model.errors import (
     INCOMPLETE_SAMPLE,
     NOT_UTF8,
     Fault,
-    ShardError,
     oversized_member,
 )
-from mm_assets.model.json_codec import dumps, json_field
+from mm_assets.model.json_codec import dumps
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import binary_views, broken_rows
 from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import (
-    INTERLEAVED_SCHEMA,
     METADATA_POSITION,
     MODALITIES,
     SchemaMismatch,
-    canonical_schema,
     loose_columns,
     refuse_misfits,
 )
@@ -516,110 +509,3 @@ class _Images:
             mask = np.zeros(len(blobs), bool)
             mask[oversized] = True
             self._blobs = pc.if_else(pa.array(mask), pa.scalar(None, blobs.type), blobs)
-
-
-_BYTES_READ_AT_ONCE = 32 << 20  # bytes, if batches have no limit
-_ROW_OVERHEAD = 512  # bytes of a row besides its text, image and passthrough columns: locator, id, offsets
-
-
-class DocumentSource(FileSource):
-    """One file of documents: scanned when opened, without image bytes, and read when iterated.
-
-    With ``ids``, documents that cannot be used are quarantined instead of raising. For the prefixes see
-    `DocumentScan`. ``path`` is the file's path in locators.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        file: DocumentFile,
-        path: str,
-        max_image_bytes: int,
-        ids: SampleIds | None,
-        id_prefix: str,
-        row_prefix: str,
-    ) -> None:
-        self._file, self._path, self._max_image_bytes = file, path, max_image_bytes
-        self._scan = DocumentScan(file, path, ids, id_prefix, row_prefix)
-        passthrough = pa.schema(
-            [*file.layout.passthrough, *([json_field(SOURCE)] if self._scan.has_source else [])]
-        )
-        lost = sum(loss.is_item for loss in self._scan.losses)
-        kept = sum(
-            items for items, is_sound in zip(self._scan.items, self._scan.is_sound, strict=True) if is_sound
-        )
-        super().__init__(uri, canonical_schema(pa.schema([*INTERLEAVED_SCHEMA, *passthrough])), kept + lost)
-        self.losses = self._scan.losses
-        self.notes |= {"nbytes": file.nbytes, "of_others": True}
-        self.notes[CONTENT] = content_columns([*file.layout.passthrough, *file.layout.kept], {})
-
-    def survey(self) -> FileSurvey:
-        """Return the survey of the file: its samples, losses and columns."""
-        scan = self._scan
-        samples = zip(scan.ids, scan.items, scan.images, scan.is_sound, strict=True)
-        return FileSurvey(
-            samples=tuple(
-                SurveyedSample(sample_id, row_name(row), None, None, items, images)
-                for row, (sample_id, items, images, is_sound) in enumerate(samples)
-                if is_sound
-            ),
-            losses=tuple(scan.losses),
-            unresolved=tuple(scan.unresolved),
-            declared=(pa.schema([f for f in self.schema if f.name not in INTERLEAVED_SCHEMA.names]),),
-            declared_ints=scan.integers.tallies,
-            content=self.notes[CONTENT],
-            has_pairs=self._file.layout.has_pairs,
-            members=self._file.rows,
-            nbytes=self._file.nbytes,
-        )
-
-    def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        return cut_by_bytes(self._tables(set(columns), max_bytes), max_bytes)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _tables(self, columns: set[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        layout = self._file.layout
-        schema = pa.schema([field for field in self.schema if field.name in columns])
-        with_bytes = "binary_content" in columns
-        names = [column.name for column in layout.items]
-        names += [field.name for field in layout.passthrough if field.name in columns]
-        names += [field.name for field in layout.kept if SOURCE in columns]
-        limit = self._max_image_bytes if with_bytes else None
-        budget = max_bytes or _BYTES_READ_AT_ONCE
-        row_bytes = _ROW_OVERHEAD + sum(
-            width(field.type) for field in schema if field.name not in INTERLEAVED_SCHEMA.names
-        )
-        most_images = max(self._scan.images, default=0) if with_bytes else None
-        for first, batch in self._file.read(names, budget // 8, most_images):
-            for start, end in self._runs(first, first + batch.num_rows, budget // row_bytes):
-                documents = batch.slice(start - first, end - start)
-                table = build_rows(
-                    documents, layout, schema, self._scan.ids[start:end], start, self._path, limit
-                )
-                expected = sum(self._scan.items[start:end])
-                if table.num_rows != expected:  # the fields of a struct contradict each other
-                    raise ShardError(
-                        f"{self._file.name}: damaged Parquet data: rows {start} to {end}: "
-                        f"{table.num_rows} items, not {expected}"
-                    )
-                yield table
-
-    def _runs(self, first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
-        """Yield runs (start, end) of usable rows from ``first`` up to ``last``.
-
-        A run has at most ``most`` items, unless its only row has more.
-        """
-        start, filled = first, 0
-        for row in range(first, last):
-            items = self._scan.items[row]
-            if start < row and (filled + items > most or not self._scan.is_sound[row]):
-                yield start, row
-                start, filled = row, 0
-            if self._scan.is_sound[row]:
-                filled += items
-            else:
-                start, filled = row + 1, 0
-        if start < last:
-            yield start, last

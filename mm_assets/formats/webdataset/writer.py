@@ -44,8 +44,7 @@ from mm_assets.formats.webdataset.layout import BOOKKEEPING, MAX_JSON_BYTES
 from mm_assets.formats.webdataset.native import SampleEncoder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.schema import schema_from_text
-from mm_assets.storage import files as storage
-from mm_assets.storage.files import StagedFile, StorageOptions, remove
+from mm_assets.storage.files import StagedFile, StorageOptions, open_binary, remove, staged, sync
 from mm_assets.storage.small_files import FileFacts, FileIndex, FolderFiles, hashes_of
 from mm_assets.storage.stamps import StampedFile, files_in
 
@@ -125,7 +124,7 @@ class TarFolder(FolderFiles):
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        storage_options: storage.StorageOptions | None = None,
+        storage_options: StorageOptions | None = None,
         index: str | None = None,
     ) -> None:
         super().__init__(folder, storage_options)
@@ -153,9 +152,9 @@ class TarFolder(FolderFiles):
         _check(staged_tar, idx, stats)
         stats = stats.with_idx(idx)
         pending, final = (f"{_STATS_FOLDER}/{stats.file}{suffix}" for suffix in (_PENDING, _STATS))
-        with storage.staged(self._uri(stats.file), self._options) as tar:
+        with staged(self._uri(stats.file), self._options) as tar:
             shutil.move(staged_tar, tar.path)
-            storage.sync(tar.path)  # before the lock: flushing a whole tar takes long
+            sync(tar.path)  # before the lock: flushing a whole tar takes long
             with self._locked():
                 previous = self._read_stats([final, pending])
                 if previous == [stats] and tar.is_published() and self._read(f"{stats.file}.idx") == idx:
@@ -327,7 +326,7 @@ class TarFolder(FolderFiles):
         candidates the tar itself declares them; the result is empty for a tar that is not ours.
         """
         uri = self._uri(file)
-        source = storage.open_binary(uri, self._options) if self._is_remote else nullcontext(uri)
+        source = open_binary(uri, self._options) if self._is_remote else nullcontext(uri)
         with source as tar, local_tar(tar, file) as fd:
             columns = union_columns(candidates) if candidates else stated_columns(fd, file)
             if columns is None:

@@ -14,7 +14,6 @@ SHARED = {
     "mm_assets.storage.errors": "an error as one line",
     "mm_assets.storage.files": "opening local and remote files",
     "mm_assets.storage.listing": "the files of a location",
-    "mm_assets.storage.tree": "the folder that only outputs of ours have, for those without any file",
     "mm_assets.formats.partitions": "the name of a file's partition",
     "mm_assets.formats.registry": "the format of a location; files of others, which have no other reader",
     "mm_assets.formats.names": "the names and suffixes of formats",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mm_assets.filters import measures as entropy
+from mm_assets.filters import measures
 from mm_assets.filters.measures import Entropy
 from mm_assets_tests.filters.measures.contents import content_of, scene
 
@@ -27,5 +27,5 @@ def test_strips_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     image = content_of(scene(37, 50))
     expected = Entropy().measure(image)
     for pixels in (1, 50, 120, 36 * 50):
-        monkeypatch.setattr(entropy, "_STRIP", pixels)
+        monkeypatch.setattr(measures, "_STRIP", pixels)
         assert Entropy().measure(image) == expected

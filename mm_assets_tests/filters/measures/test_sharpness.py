@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from mm_assets.filters import measures as laplacian
+from mm_assets.filters import measures
 from mm_assets.filters.measures import Sharpness, SharpnessAtOneSize, laplacian_variance
 from mm_assets_tests.filters.measures.contents import content_of, noise, scene
 
@@ -56,13 +56,13 @@ def test_the_same_as_in_floating_point(height: int, width: int) -> None:
 def test_strips_make_no_difference(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = noise(43, 61)
     expected = laplacian_variance(picture)
-    monkeypatch.setattr(laplacian, "STRIP_VALUES", values)
+    monkeypatch.setattr(measures, "STRIP_VALUES", values)
     assert laplacian_variance(picture) == expected
 
 
 def test_larger_than_a_strip() -> None:
     picture = noise(801, 1003)
-    assert picture.size > 2 * laplacian.STRIP_VALUES
+    assert picture.size > 2 * measures.STRIP_VALUES
     assert laplacian_variance(picture) == pytest.approx(in_floating_point(picture), rel=1e-12)
 
 
@@ -80,7 +80,7 @@ def test_no_strip_is_larger_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
     picture = noise(1500, 1000)
     laplacian_variance(picture)
     assert len(seen) > 3
-    assert max(strip.nbytes for strip in seen) <= 2 * (laplacian.STRIP_VALUES + 2 * 1000 * 3)
+    assert max(strip.nbytes for strip in seen) <= 2 * (measures.STRIP_VALUES + 2 * 1000 * 3)
 
 
 def test_sums_are_exact_at_the_extremes() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.filters import measures as language
+from mm_assets.filters import measures
 from mm_assets.filters.measure import SampleContent
 from mm_assets.filters.measures import LANGUAGE_CHARACTERS, Language, LanguageProbability
 from mm_assets.model.errors import MissingExtra, explained
@@ -69,13 +69,13 @@ def test_too_few_letters_and_no_known_words(text: str) -> None:
 
 
 def test_letters_count_by_their_bytes() -> None:
-    assert [language._has_letters(text) for text in ("a" * 19, "a" * 20, "я" * 9, "я" * 10)] == [
+    assert [measures._has_letters(text) for text in ("a" * 19, "a" * 20, "я" * 9, "я" * 10)] == [
         False,
         True,
         False,
         True,
     ]
-    assert [language._has_letters(text) for text in ("字" * 6, "字" * 7)] == [False, True]
+    assert [measures._has_letters(text) for text in ("字" * 6, "字" * 7)] == [False, True]
 
 
 def test_only_the_beginning_counts() -> None:
@@ -90,7 +90,7 @@ def test_both_measures_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def identify(text: str) -> None:
         asked.append(text)
 
-    monkeypatch.setattr(language, "_identify", identify)
+    monkeypatch.setattr(measures, "_identify", identify)
     assert told("a", "b") == (None, None)
     assert asked == ["a\nb"]
 
@@ -103,7 +103,7 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.M
             raise ModuleNotFoundError(f"No module named {name!r}", name="py3langid")
         return real(name, *args, **kwargs)
 
-    language._identifier.cache_clear()
+    measures._identifier.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ModuleNotFoundError) as error:
         told(SENTENCES["en"])

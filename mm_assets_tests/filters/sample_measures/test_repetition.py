@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.filters import measures as repeated_lines
-from mm_assets.filters import measures as repetition
+from mm_assets.filters import measures
 from mm_assets.filters.measure import SampleContent
 from mm_assets.filters.measures import RepeatedLines, Repetition
 
@@ -70,11 +69,11 @@ def test_one_word_repeats_nothing(text: str) -> None:
 
 
 def test_only_the_beginning_counts() -> None:
-    words = repetition.CHARACTERS // 2
+    words = measures.CHARACTERS // 2
     assert repeated("a " * words + "b c d e f " * 100_000) == (words - 1) / words
     assert repeated(*["a"] * 3_000_000) == (words - 1) / words
     assert lines("a\n" * words + "b\n" * 1_000_000) == (words - 1) / words
-    assert repeated_lines.CHARACTERS == repetition.CHARACTERS
+    assert measures.CHARACTERS == measures.CHARACTERS
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "ccc"]), min_size=1, max_size=40))

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats import InterleavedArrowDataset
-from mm_assets.formats.arrow_cache import files as verified
-from mm_assets.formats.arrow_cache import interleaved as interleaved_writer
+from mm_assets.formats.arrow_cache import files, interleaved
 from mm_assets.interleaved import build_source_ref
 from mm_assets.model.json_codec import json_field
 from mm_assets_tests.formats.arrow_cache.caches import build
@@ -112,9 +111,9 @@ def test_a_storage_root_a_folder_of_caches_or_one(folder: Path) -> None:
 
 
 def test_a_sample_over_several_shards_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleaved_writer, "DEFAULT_SHARD_SIZE_BYTES", 1)
+    monkeypatch.setattr(interleaved, "DEFAULT_SHARD_SIZE_BYTES", 1)
     monkeypatch.setattr(
-        interleaved_writer,
+        interleaved,
         "cut_by_bytes",
         lambda tables, _: (t.slice(i, 1) for t in tables for i in range(t.num_rows)),
     )
@@ -158,10 +157,8 @@ def test_what_is_sent_holds_no_rows(folder: Path) -> None:
 
 def test_a_shard_is_digested_once_and_damage_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digested = []
-    real = verified.file_digest
-    monkeypatch.setattr(
-        verified, "file_digest", lambda path: (digested.append(path.parent.name), real(path))[1]
-    )
+    real = files.file_digest
+    monkeypatch.setattr(files, "file_digest", lambda path: (digested.append(path.parent.name), real(path))[1])
     dataset = InterleavedArrowDataset(folder)
     assert len(dataset) == 3
     assert digested == []

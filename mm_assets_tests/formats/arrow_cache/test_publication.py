@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mm_assets.formats import ArrowCache, ShardedCacheMeta, read_sharded_cache_meta, validate_sharded_cache
-from mm_assets.formats.arrow_cache import files as verified
+from mm_assets.formats.arrow_cache import files
 from mm_assets.formats.arrow_cache.build import withdraw_cache
 from mm_assets.formats.arrow_cache.files import CacheShard
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build, content, examples, require_tidy
@@ -196,14 +196,14 @@ def test_a_cache_that_is_replaced_while_it_is_checked_is_checked_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], ShardedCacheMeta]
 ) -> None:
     build(tmp_path / "cache")
-    checked = verified.require_size
+    checked = files.require_size
 
-    def replaced(path: Path, shard: CacheShard) -> verified.FileStamp:
+    def replaced(path: Path, shard: CacheShard) -> files.FileStamp:
         monkeypatch.undo()
         build(tmp_path / "cache", "second", 10)
         return checked(path, shard)
 
-    monkeypatch.setattr(verified, "require_size", replaced)
+    monkeypatch.setattr(files, "require_size", replaced)
     assert read(tmp_path / "cache").num_rows == 10
 
 

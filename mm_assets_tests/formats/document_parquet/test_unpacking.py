@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.formats.parquet import document_file as unpacking
+from mm_assets.formats.parquet import document_file
 from mm_assets.formats.parquet.reader_writer import survey_parquet
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
@@ -62,8 +62,8 @@ CASES = {
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "unpacked_limit", lambda size: LIMIT)
-    monkeypatch.setattr(unpacking, "_HELD", 10_000)
+    monkeypatch.setattr(document_file, "unpacked_limit", lambda size: LIMIT)
+    monkeypatch.setattr(document_file, "_HELD", 10_000)
 
 
 def stored(folder: Path, table: pa.Table, **options: int) -> Path:
@@ -113,7 +113,7 @@ def test_rows_within_the_limit_are_the_same(
     table, _ = CASES[case]
     path = stored(tmp_path, table)
     expected = read("parquet", path)
-    monkeypatch.setattr(unpacking, "_HELD", 10_000)
+    monkeypatch.setattr(document_file, "_HELD", 10_000)
     assert read("parquet", path).equals(expected)
     assert expected.num_rows == ROWS * (1 if case.startswith("items") else 2)
 

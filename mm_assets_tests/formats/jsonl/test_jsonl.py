@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from mm_assets.accounting.canonical import derive
-from mm_assets.formats import jsonl as jsonl_lines
-from mm_assets.formats import jsonl as jsonl_writer
+from mm_assets.formats import jsonl
 from mm_assets.formats.jsonl import InterleavedJsonlReader
 from mm_assets.formats.registry import detect_format
 from mm_assets.interleaved import materialize
@@ -102,7 +101,7 @@ def test_whoever_dies_while_publishing_leaves_the_version_before(
         patched.setattr(StagedFile, "publish", publish)
         patched.setattr(StagedFile, "discard", lambda _: None)
         if step == "pack":
-            patched.setattr(jsonl_writer.JsonlSink, "_pack", pack)
+            patched.setattr(jsonl.JsonlSink, "_pack", pack)
         with pytest.raises(Killed):
             write("jsonl", ours.parent, batch_of(rows("new", n=9), [N], partition="x.y"))
     assert len(published) == (step != "publish images")
@@ -254,14 +253,14 @@ def test_a_line_of_any_length_is_not_read(ours: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("mm_assets.formats.webdataset.samples.MAX_JSON_BYTES", 4000)
     with pytest.raises(ShardError, match=r"line 3: json member of 50\d\d bytes, more than 4000"):
         read("jsonl", ours)
-    monkeypatch.setattr(jsonl_lines, "unpacked_limit", lambda _: 2000)
+    monkeypatch.setattr(jsonl, "unpacked_limit", lambda _: 2000)
     with pytest.raises(ShardError, match="unpacks to more than 2000 bytes"):
         read("jsonl", ours)
 
 
 def test_what_packs_too_well_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else no reader would take it."""
-    monkeypatch.setattr(jsonl_writer, "unpacked_limit", lambda size: 10 * size)
+    monkeypatch.setattr(jsonl, "unpacked_limit", lambda size: 10 * size)
     batch = batch_of([item("a", 0, text_content="x" * 100_000)], partition="p")
     report = write("jsonl", tmp_path, batch)
     assert report.nbytes > 100_000

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.formats import PairedShardList, PairedTarExpander
-from mm_assets.formats.paired import dataset as expander
+from mm_assets.formats.paired import dataset
 from mm_assets_tests.formats.paired.shards import (
     EXTENSIONS,
     keys_of,
@@ -140,7 +140,7 @@ def test_a_survey_counts_without_reading(tmp_path: Path) -> None:
 
 
 def test_kept_names_are_bounded_and_counts_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expander, "_MAX_KEPT", 3)
+    monkeypatch.setattr(dataset, "_MAX_KEPT", 3)
     images = [write_shard(tmp_path, "images", "abcd", f"s_{n}") for n in range(3)]
     embeddings = [write_shard(tmp_path, "embeddings", "cde", f"s_{n}") for n in range(3)]
     ds = paired({"images": images, "embeddings": embeddings})

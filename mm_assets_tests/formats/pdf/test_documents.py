@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.formats.materialize import materialize_table
-from mm_assets.formats.pdf import page_content as images
+from mm_assets.formats.pdf import page_content
 from mm_assets.formats.pdf.address import PdfAddress
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.formats.pdf.pdf_files import (
@@ -177,7 +177,7 @@ def test_an_image_with_too_many_pixels_is_an_error_row_and_is_not_decoded(tmp_pa
     rows = read_one(tmp_path, pdf([Page(lines(["fine"], 50, 700), [bomb])]))
     assert (rows[1]["text_content"], rows[2]["binary_content"]) == ("fine", None)
     assert rows[2]["materialize_error"] == (
-        f"decompression bomb: 60000x60000 pixels, at most {images.MAX_PIXELS}"
+        f"decompression bomb: 60000x60000 pixels, at most {page_content.MAX_PIXELS}"
     )
     assert (rows[2]["page"], rows[2]["box"]) == (1, [0.0833, 0.4, 0.2833, 0.5])
 

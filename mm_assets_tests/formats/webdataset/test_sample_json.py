@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mm_assets.accounting.canonical import derive
 from mm_assets.formats.registry import reader_for, writer_for
-from mm_assets.formats.webdataset import native as encode
+from mm_assets.formats.webdataset import native
 from mm_assets.formats.webdataset import samples as tar_samples
 from mm_assets.formats.webdataset.native import SampleEncoder
 from mm_assets.model.json_codec import json_field
@@ -48,7 +48,7 @@ BATCH = batch_of(
 @pytest.fixture
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tars of any number of columns are written as those of many are."""
-    monkeypatch.setattr(encode, "MAX_NAMED", 0)
+    monkeypatch.setattr(native, "MAX_NAMED", 0)
 
 
 wide = pytest.mark.usefixtures("_wide")
@@ -163,7 +163,7 @@ FIELDS = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.integer
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(FIELDS, st.integers(0, 6)), min_size=1, max_size=20))
 def test_the_size_is_linear_in_what_a_sample_holds(samples: list[tuple[dict[str, int], int]]) -> None:
-    others = {f"other{n}" for n in range(encode.MAX_NAMED + 1)}
+    others = {f"other{n}" for n in range(native.MAX_NAMED + 1)}
     names = sorted({name for fields, _ in samples for name in fields} | others)
     rows = []
     for number, (fields, texts) in enumerate(samples):
@@ -200,7 +200,7 @@ def test_what_is_written_can_be_read_however_many_rows_and_columns_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     """A reader gives a sample room in proportion to its json: nulls are named where it would refuse them."""
-    for module in (encode, tar_samples):
+    for module in (native, tar_samples):
         monkeypatch.setattr(module, "MAX_ROOM", 2000)
     monkeypatch.setattr("mm_assets.formats.webdataset.rows.MAX_ROOM", 2000)
     fields = [pa.field(f"f{n}", pa.int64()) for n in range(columns)]
