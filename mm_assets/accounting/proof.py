@@ -267,6 +267,13 @@ class ProofStore:
         proof = None if data is None else ShardProof.from_bytes(data)
         return proof if proof is not None and (proof.asset, proof.partition) == (asset, partition) else None
 
+    def read_many(self, asset: str, partitions: Iterable[str]) -> dict[str, ShardProof]:
+        """Return the last proofs of some shards, without those that have none that can be read."""
+        partitions = list(partitions)
+        with ThreadPoolExecutor(_THREADS) as threads:
+            found = threads.map(lambda partition: self.read(asset, partition), partitions)
+            return {key: proof for key, proof in zip(partitions, found, strict=True) if proof is not None}
+
     def write(self, proof: ShardProof) -> None:
         """Publish one shard's proof; an unchanged one is not rewritten."""
         self._publish(self.uri(proof.asset, proof.partition), proof.to_bytes())
@@ -395,15 +402,8 @@ def damaged_shards(
     root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None
 ) -> set[str]:
     """Return the partitions of an asset whose last proof found an output other than was written."""
-    proofs = ProofStore(root, options)
-    partitions = list(partitions)
-    with ThreadPoolExecutor(_THREADS) as threads:
-        found = threads.map(lambda partition: proofs.read(asset, partition), partitions)
-        return {
-            partition
-            for partition, proof in zip(partitions, found, strict=True)
-            if proof is not None and proof.is_damaged
-        }
+    proofs = ProofStore(root, options).read_many(asset, partitions)
+    return {partition for partition, proof in proofs.items() if proof.is_damaged}
 
 
 def _summary(

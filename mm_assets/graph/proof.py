@@ -5,7 +5,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -86,6 +86,7 @@ class Prover(dg.ConfigurableResource[Any]):
         table = accounted_format(output.kind).table
         suspects = self._suspects(table, records[asset]) if table is not None else {}
         problems_by_shard = self._problems_beside(asset, records[asset]) if request.again else {}
+        standing = {} if request.again else self._standing(asset, records[asset], stats, suspects)
         jobs: list[Any] = []
         proofs: list[ShardProof] = []
         for key in keys:
@@ -100,8 +101,7 @@ class Prover(dg.ConfigurableResource[Any]):
                     store.write(proofs[-1])
                     yield key, _check(proofs[-1])
                 continue
-            known = None if request.again or key in suspects else store.read(asset, key)
-            if known is not None and _holds(known, record, stats.get(key)):
+            if (known := standing.get(key)) is not None:
                 proofs.append(known)  # so that a summary without it is repaired
                 yield key, _check(known)
                 continue
@@ -137,21 +137,26 @@ class Prover(dg.ConfigurableResource[Any]):
 
         `proof.json` is brought up to date with their proofs.
         """
-        store, stats = ProofStore(self.root), self._stats(asset, records)
         table = accounted_format(BY_ASSET[asset].kind).table
         suspects = self._suspects(table, records) if table is not None else {}
-        known = {key: store.read(asset, key) for key in records if key not in suspects}
-        holding = {
-            key: proof
-            for key, proof in known.items()
-            if proof is not None and _holds(proof, records[key], stats.get(key))
-        }
-        store.roll_up(asset, list(holding.values()))
-        return set(holding)
+        standing = self._standing(asset, records, self._stats(asset, records), suspects)
+        ProofStore(self.root).roll_up(asset, list(standing.values()))
+        return set(standing)
 
     def unknown_files(self, asset: str) -> list[str]:
         """Return the files in the output's folder that belong to no recorded shard."""
         return Evidence(self.root).unknown_files(asset, ShardRecords(self.root).keys(asset))
+
+    def _standing(
+        self,
+        asset: str,
+        records: Mapping[str, ShardRecord],
+        stats: Mapping[str, Mapping[str, Any]],
+        suspects: Collection[str],
+    ) -> dict[str, ShardProof]:
+        """Return the proofs that still hold: of outputs that were found equal, and have not changed since."""
+        proofs = ProofStore(self.root).read_many(asset, [key for key in records if key not in suspects])
+        return {key: proof for key, proof in proofs.items() if _holds(proof, records[key], stats.get(key))}
 
     def _answers(self, jobs: Sequence[Any], is_table: bool) -> Iterator[tuple[Any, Any]]:
         """Yield each `ProofJob` with its proof, or the failure of its worker.

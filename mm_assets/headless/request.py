@@ -36,8 +36,13 @@ from mm_assets.graph.messages import digest
 from mm_assets.graph.planned_jobs import has_passed
 from mm_assets.model.errors import DataError, counted
 from mm_assets.storage.files import join
+from mm_assets.terminal import ProgressLine
+
+Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> record
 
 _NAMED = 5  # shards in the line of a reason
+_MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
+_LAST_WHOLE_RUN = "mm_assets/last_whole_run"
 _RUN = re.compile(r"\brun [0-9a-f]{8}\b")
 
 
@@ -191,12 +196,6 @@ def known(name: str, names: Collection[str], what: str) -> str:
     raise DataError(f"{name!r}: no such {what}" + (f"; the nearest is {near[0]!r}" if near else ""))
 
 
-_MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
-_LAST_WHOLE_RUN = "mm_assets/last_whole_run"
-
-Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> record
-
-
 def note_whole_run(
     instance: dg.DagsterInstance, definitions: dg.Definitions, resources: Mapping[str, Any], listing: Listing
 ) -> None:
@@ -237,22 +236,28 @@ def up_to_date_records(
     read, but for the small files of its ledger. Nothing is written but index files and sums of proofs that
     are not as they were.
     """
+    progress = ProgressLine(len(_specs(definitions)))
     try:
-        return _up_to_date_records(instance, definitions, resources, listing)
-    except (
-        OSError,
-        ValueError,
-    ):  # what cannot be read is for the run: it fails what it concerns, and names it
+        return _up_to_date_records(instance, definitions, resources, listing, progress)
+    except (OSError, ValueError):
+        # What cannot be read is for the run: it fails what it concerns, and names it.
         return None
+    finally:
+        progress.end()
 
 
 def _up_to_date_records(
-    instance: dg.DagsterInstance, definitions: dg.Definitions, resources: Mapping[str, Any], listing: Listing
+    instance: dg.DagsterInstance,
+    definitions: dg.Definitions,
+    resources: Mapping[str, Any],
+    listing: Listing,
+    progress: ProgressLine,
 ) -> Records | None:
     noted = instance.run_storage.get_cursor_values({_LAST_WHOLE_RUN}).get(_LAST_WHOLE_RUN)
     if not noted:
         return None
     latest, state = json.loads(noted)
+    progress.show(0, "looking for what there is to do")
     graph, prover = definitions.resolve_asset_graph(), resources["prover"]
     versions = {key: shard.version for key, shard in listing.items()}
     finder = DueShardFinder(instance, _specs(definitions), versions)
@@ -260,8 +265,9 @@ def _up_to_date_records(
     if due.partitions() or any(due.in_progress.values()) or finder.latest_materialization() > latest:
         return None
     found: dict[str, Mapping[str, ShardRecord]] = {}
-    for asset in due.by_asset:
+    for number, asset in enumerate(due.by_asset):
         name, manager = asset.to_user_string(), _manager(graph, resources, asset)
+        progress.show(number, f"looking at {name}: {counted(len(listing), 'shard')}")
         made = _as_published(manager, name, latest_versions(instance, asset, _MATERIALIZED), list(listing))
         if len(made) < len(listing) or not _passes_checks(graph.get(asset).assets_def, asset, made.values()):
             return None

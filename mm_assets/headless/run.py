@@ -148,7 +148,7 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
             made = up_to_date_records(instance, definitions, resources, listing)
             if made and not (summary := _unchanged(made, settings.max_loss)).lossy:
                 print(f"nothing to do: {counted(len(listing), 'shard')} up to date, as published and proven")
-                return _printed(summary, raw.locations, started)
+                return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         job = definitions.resolve_job_def(JOB)
         code = _make(instance, job, selection, raw.locations, settings.max_loss)
@@ -219,7 +219,7 @@ def _make(
                     f"run {number} of {len(runs)}: {counted(len(keys), 'shard')}, {keys[0]}"
                     + (f" to {keys[-1]}" if keys[1:] else "")
                 )
-    return _printed(summary, locations, started)
+    return _printed(instance, summary, locations, started)
 
 
 def _unchanged(records: Records, max_loss: float) -> RunSummary:
@@ -228,8 +228,9 @@ def _unchanged(records: Records, max_loss: float) -> RunSummary:
     return summary
 
 
-def _printed(summary: RunSummary, locations: str, started: float) -> int:
+def _printed(instance: dg.DagsterInstance, summary: RunSummary, locations: str, started: float) -> int:
     """Print what came of all runs, and return the exit code."""
+    summary.add_standing(instance)
     summary.print(locations)
     print(f"whole run: {time.monotonic() - started:.1f} s")
     return 0 if summary.has_succeeded and summary.is_proven and not summary.lossy else 1

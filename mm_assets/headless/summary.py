@@ -18,9 +18,9 @@ import dagster as dg
 from mm_assets.accounting.record import BY_ASSET, CURATED, OUTPUTS, ShardRecord
 from mm_assets.formats.names import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines, untaken_lines
-from mm_assets.graph.dagster_internals import URI
+from mm_assets.graph.dagster_internals import URI, failing_shards
 from mm_assets.graph.io_manager import LANDED
-from mm_assets.graph.planned_jobs import materialization, metadata_values, parse_failure, recorded_result
+from mm_assets.graph.planned_jobs import materialization, parse_failure, recorded_result
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
 from mm_assets.graph.raw import COLUMNS, CONTENT_TAKEN
 from mm_assets.graph.shard_work import LOSS_SHARE, LOSS_SHARE_OF
@@ -108,7 +108,7 @@ def recorded_problems(records: Mapping[str, Mapping[str, ShardRecord]]) -> Probl
     for asset, by_key in records.items():
         for key, record in by_key.items():
             for check in recorded_result(record).checks:
-                if not check.passed and check.name != CONTENT_TAKEN:
+                if not check.passed:
                     shards[key].checks.append(
                         (f"{asset}.{check.name}", str(check.metadata.get("summary") or "did not pass"))
                     )
@@ -162,6 +162,7 @@ def _cause(error: Any) -> str:
 
 
 _NAMED = 5  # shards in a line
+_MOST_FAILURES = 10_000  # of a check, to look at
 _HEADER = (
     *("asset", "partitions", "unchanged", "samples", "images"),
     *("filtered", "quarantined", "MB", "seconds", "where"),
@@ -269,10 +270,14 @@ class RunSummary:
                 result = recorded_result(record)
                 self._add_shard(materialization(dg.AssetKey(asset), result, unchanged=True))
                 self._proofs[key, asset] = True
-                for check in result.checks:
-                    self._failed_checks += not check.passed
-                    if check.name == CONTENT_TAKEN:
-                        self._untaken[key] = metadata_values(check.metadata)[COLUMNS].value
+                self._failed_checks += sum(not check.passed for check in result.checks)
+
+    def add_standing(self, instance: dg.DagsterInstance) -> None:
+        """Take into account what the gate found in unchanged shards when they were made: texts not taken."""
+        check = dg.AssetCheckKey(dg.AssetKey(["raw_shards"]), CONTENT_TAKEN)
+        for key, evaluation in failing_shards(instance, check, _MOST_FAILURES).items():
+            if key in self._keys:
+                self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
 
     def _expect(self, key: str, asset: str) -> None:
         if all(key not in expected for expected in self._expected.values()):

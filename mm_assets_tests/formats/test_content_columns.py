@@ -36,6 +36,7 @@ def structs(**fields: pa.DataType) -> pa.DataType:
         ({"meta": structs(url=S, license=S), "n": pa.int64(), "emb": pa.list_(pa.float32())}, [], []),
         ({"jpg": BLOB, "img": IMAGE, "image_list": pa.list_(IMAGE)}, [], ["jpg", "img", "image_list"]),
         ({"data": BLOB, "audio": IMAGE, "sha256": BLOB, "npy": BLOB}, [], ["data"]),
+        ({"caption": BLOB, "data": BLOB, "text": IMAGE}, ["caption"], ["caption", "data", "text"]),
         ({"image_url": S, "img": S, "photo": pa.list_(S), "image_hash": S},
          [], ["image_url", "img", "photo"]),
     ],

@@ -14,11 +14,12 @@ import pytest
 
 from mm_assets_tests.cli.commands import environment
 from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.headless.conftest import ASSETS
 
 
 def on_terminal(folder: Path, *arguments: str, columns: int) -> tuple[str, str]:
     """What a command prints on a terminal that is its stderr, and on stdout; it reads two shards, ``raw``."""
-    for name in "ab":
+    for name in "" if (folder / "raw").exists() else "ab":
         make_tar(folder / "raw" / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "images": [None]})])
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -54,6 +55,17 @@ def test_warnings_of_workers_break_no_progress_line(tmp_path: Path) -> None:
     drawn = [text.removesuffix("\x1b[K") for text in lines[-1].split("\r") if "[" in text]
     done = r"\[#{24}\] 2/2 partitions, 2 samples, \d+ samples/s, 0 MB, \d+ s, 0 s left"
     assert re.fullmatch(done, drawn[-1]) and last == ""
+
+
+def test_looking_for_what_there_is_to_do(tmp_path: Path) -> None:
+    on_terminal(tmp_path, "run", columns=120)
+    shown, printed = on_terminal(tmp_path, "run", columns=120)
+    assert printed.startswith("nothing to do: 2 shards up to date")
+    lines = shown.split("\r")
+    assert lines[-1] == "\x1b[K", "nothing stays"
+    texts = [line.removesuffix("\x1b[K").partition("] ")[2] for line in lines if "]" in line]
+    assert texts[0] == "looking for what there is to do"
+    assert set(texts[1:]) == {f"looking at {asset}: 2 shards" for asset in ASSETS}
 
 
 @pytest.mark.parametrize("columns", [120, 40])

@@ -107,6 +107,20 @@ def test_a_dry_run_names_what_somebody_removed(project: Project) -> None:
     ]
 
 
+def test_texts_that_are_not_taken_are_told_of_in_each_run(project: Project) -> None:
+    """Also where a run makes another shard, and starts none."""
+    line = "no text was taken from 1 of {} shards; columns that look like text: body; see docs/raw_shards.md"
+    project.shard("b")
+    document = {"images": ["a.png"], "body": ["a text"]}
+    make_tar(project.raw / "a.tar", [("a.json", document), ("a.png", picture(0)[1])])
+    assert line.format(2) in fine(project.run())
+    project.shard("c")
+    assert line.format(3) in fine(project.run())
+    told = fine(project.run())
+    assert told.startswith("nothing to do")
+    assert line.format(3) in told
+
+
 def test_a_lost_proof_is_made_again(project: Project) -> None:
     project.shards("a")
     fine(project.run())

@@ -156,6 +156,10 @@ def test_images_that_are_not_read_as_such_are_told(tmp_path: Path) -> None:
     ):
         reading = found(tmp_path, columns)
     assert reading.items("f/0") == [(0, "text", "t", None)]
+    columns["images"] = (pa.list_(IMAGE), [[image(1)]])
+    with pytest.warns(UserWarning, match="'image_list' looks like images.*MM_IMAGES_FIELD names the column"):
+        reading = found(tmp_path, columns)
+    assert [item[1] for item in reading.items("f/0")] == ["text", "image"]
 
 
 def test_names_of_fields(tmp_path: Path) -> None:

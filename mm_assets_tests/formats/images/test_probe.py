@@ -15,7 +15,7 @@ from PIL import Image
 
 from mm_assets.formats.images.headers import CONTENT_TYPES, EXTENSIONS, ImageInfo, probe, sniff
 from mm_assets.model.errors import ImageError
-from mm_assets_tests.formats.images.few_lines import few_lines
+from mm_assets_tests.formats.images.line_budget import line_budget
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.images.variants import turned
 
@@ -253,7 +253,7 @@ def test_maps() -> None:
 )
 def test_hostile_headers_stay_cheap(data: bytes) -> None:
     try:
-        with few_lines():
+        with line_budget():
             assert probe(data).format in ("png", "webp")
     except ImageError:
         assert data.startswith(b"\xff\xd8")
@@ -265,7 +265,7 @@ SEEDS += [picture(kind, exif=turned(6)) for kind in ("jpg", "png", "webp", "tiff
 
 def check_damaged(data: bytes) -> None:
     try:
-        with few_lines():
+        with line_budget():
             info = probe(data)
     except ImageError:
         return

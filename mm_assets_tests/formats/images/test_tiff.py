@@ -20,7 +20,7 @@ from mm_assets.formats.images.tiff import (
     split_frame,
 )
 from mm_assets.model.errors import ImageError, LosslessSplitError
-from mm_assets_tests.formats.images.few_lines import few_lines
+from mm_assets_tests.formats.images.line_budget import line_budget
 from mm_assets_tests.formats.images.tiff_tools import (
     BYTE_ORDERS,
     SEEDS,
@@ -405,14 +405,14 @@ def shared_values() -> bytes:
 @pytest.mark.parametrize("make", [directory_loop, shared_table, shared_values, many_tiny_directories])
 def test_hostile_files_stay_cheap(make: Callable[[], bytes]) -> None:
     data = make()
-    with few_lines(), pytest.raises(ImageError):
+    with line_budget(), pytest.raises(ImageError):
         plan_frames(data)
 
 
 def check_damaged(data: bytes) -> None:
     """Either an ImageError, or frames equal to what an independent reader finds in the damaged file."""
     try:
-        with few_lines():
+        with line_budget():
             plans = plan_sound_frames(data)
     except ImageError:
         return

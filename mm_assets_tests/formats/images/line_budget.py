@@ -10,7 +10,7 @@ LIMIT = 30_000_000  # one to two seconds of CPU when not counted
 
 
 @contextmanager
-def few_lines(limit: int = LIMIT) -> Iterator[None]:
+def line_budget(limit: int = LIMIT) -> Iterator[None]:
     """Fail once more than so many lines of Python have run in the block."""
     count = 0
 
