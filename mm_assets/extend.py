@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mm_assets.accounting.canonical.account import AccountedFormat
 from mm_assets.filters.chain import SampleFilter, ScoreFilter
-from mm_assets.filters.filter import FilterSettingError, minimum, setting
+from mm_assets.filters.filter import FilterSettingError, maximum, minimum, setting
 from mm_assets.filters.measure import ImageContent, ImageMeasure, SampleMeasure
 from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.filters.scores import ImageScore, SampleScore
@@ -36,6 +36,7 @@ __all__ = [
     "StepResult",
     "WrittenShard",
     "examples_of",
+    "maximum",
     "minimum",
     "setting",
 ]
