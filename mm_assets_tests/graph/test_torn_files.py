@@ -168,6 +168,7 @@ def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, copied: Deploymen
     """Made without `image_scores`, the filter measures again; it does not go by what another hand has
     left.
     """
+    assert copied.run().success  # the instance, which all copies share, knows this one's files from here on
     storage = tmp_path / "storage"
     before = files(storage, "filtered", "ledger/items")
     scores = storage / "scores" / "a.parquet"
