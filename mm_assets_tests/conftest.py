@@ -14,6 +14,7 @@ from hypothesis import settings
 from mm_assets_tests.postgres_server import PostgresServer, postgres_server
 from mm_assets_tests.temporary_root import use_memory
 from mm_assets_tests.tiers import ROOT, is_fast
+from mm_assets_tests.warm_workers import end_warm_workers
 
 LIVE = ROOT / "live"
 WITH_LIVE = 0.6  # the share of the other files that those with daemons are spread over
@@ -35,6 +36,10 @@ def postgres() -> Iterator[PostgresServer]:
 
 def pytest_configure() -> None:
     use_memory()
+
+
+def pytest_sessionfinish() -> None:
+    end_warm_workers()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

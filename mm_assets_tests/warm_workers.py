@@ -22,22 +22,27 @@ class _WarmPool(WorkerPool):
             super().close()
 
 
+_pools: dict[tuple[int, float | None, str], _WarmPool] = {}
+
+
+def _pool(processes: int, may_fork: bool = False, time_limit: float | None = None) -> _WarmPool:
+    """Workers keep the working directory in which they were started, so each directory has its own."""
+    known = (processes, time_limit, os.getcwd())
+    return _pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
+
+
 @contextmanager
 def warm_workers() -> Iterator[None]:
-    """Give whoever asks for a pool in this process the same workers, until the end of the block.
-
-    Workers keep the working directory in which they were started, so each directory has its own.
-    """
-    pools: dict[tuple[int, float | None, str], _WarmPool] = {}
-
-    def pool(processes: int, may_fork: bool = False, time_limit: float | None = None) -> _WarmPool:
-        known = (processes, time_limit, os.getcwd())
-        return pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
-
+    """Give whoever asks for a pool in this process the same workers, in every such block of a test session."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("mm_assets.pool.workers", "mm_assets.graph.io_manager"):
             if name in sys.modules:
-                patch.setattr(sys.modules[name], "WorkerPool", pool)
+                patch.setattr(sys.modules[name], "WorkerPool", _pool)
         yield
-    for used in pools.values():
+
+
+def end_warm_workers() -> None:
+    """End the workers; the session calls it when its tests are done."""
+    for used in _pools.values():
         WorkerPool.close(used)
+    _pools.clear()
