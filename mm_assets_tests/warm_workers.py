@@ -33,7 +33,7 @@ def _pool(processes: int, may_fork: bool = False, time_limit: float | None = Non
 
 @contextmanager
 def warm_workers() -> Iterator[None]:
-    """Give whoever asks for a pool in this process the same workers, in every such block of a test session."""
+    """Give whoever asks for a pool in this process the same workers, in all such blocks of a session."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("mm_assets.pool.workers", "mm_assets.graph.io_manager"):
             if name in sys.modules:

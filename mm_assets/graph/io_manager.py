@@ -39,7 +39,7 @@ from mm_assets.accounting.record import (
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.instance_queries import watched
-from mm_assets.graph.messages import Plan, Shard, ShardJob, ShardResult, ShardSet, digest
+from mm_assets.graph.messages import Plan, Shard, ShardJob, ShardResult, ShardSet, digest, fingerprint_name
 from mm_assets.graph.planned_jobs import (
     PlannedJob,
     ShardReports,
@@ -355,7 +355,7 @@ class ShardIOManager(ShardHooks):
 
     def made_by(self, asset: str, code_version: str, plan: Plan) -> str:
         """Return the digest of code and settings that the outputs of a plan are made by."""
-        return digest([code_version, plan.digest(), type(self).__qualname__, self._all_options(asset)])
+        return digest([code_version, plan.digest(), fingerprint_name(type(self)), self._all_options(asset)])
 
     def intact_records(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, ShardRecord]:
         """Return the records, by key, whose outputs are as published: same state, none found damaged."""

@@ -237,6 +237,14 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def fingerprint_name(class_: type) -> str:
+    """Return the name of a class in fingerprints: the ``fingerprint_name`` that it states, else its own name.
+
+    A class that is renamed states its former name, so that nothing is made again.
+    """
+    return str(class_.__dict__.get("fingerprint_name", class_.__qualname__))
+
+
 def _canonical(value: Any) -> Any:
     """Return JSON that distinguishes what Python distinguishes.
 
@@ -244,7 +252,7 @@ def _canonical(value: Any) -> Any:
     compared is left out.
     """
     if isinstance(value, enum.Enum):
-        return {"enum": [type(value).__qualname__, value.name]}
+        return {"enum": [fingerprint_name(type(value)), value.name]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, bytes):
@@ -254,7 +262,7 @@ def _canonical(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
         version = getattr(type(value), "version", "")  # of a filter; most have none
-        return {"class": type(value).__qualname__, "fields": fields} | (
+        return {"class": fingerprint_name(type(value)), "fields": fields} | (
             {"version": version} if version and "version" not in fields else {}
         )
     if isinstance(value, Mapping):

@@ -1,0 +1,79 @@
+"""Classes are in fingerprints by name: one that is renamed states the name it had, else shards are made again."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mm_assets.definitions import SHARDED_ASSETS, build_definitions
+from mm_assets.filters import chain, clip, condition, filter, measure, measures, readable, registry
+from mm_assets.graph import io_manager
+from mm_assets.graph.messages import digest, fingerprint_name
+
+FILTERS_AND_MEASURES = """
+AspectRatioFilter ByteSizeFilter ClipEmbedding ClipSimilarity ClipSimilarityFilter Entropy EntropyFilter
+FilterChain ImageCondition ImageCountFilter ImageSizeFilter ImagesPerWordFilter Language LanguageFilter
+LanguageProbability LongerSideFilter PerceptualHash PerceptualQuality QrArea QrAreaFilter ReadableImages
+RepeatedLines Repetition RepetitionFilter SampleCondition Sha256 Sharpness Sharpness512Filter
+SharpnessAtOneSize SharpnessFilter WordCountFilter
+"""
+IO_MANAGERS = """
+ArrowCacheIOManager IngestIOManager LanceIOManager ParquetIOManager QuarantineIOManager SampleScoresIOManager
+ScoresIOManager WebdatasetIOManager
+"""
+BASES = set(
+    "BatchedMeasure Bounds ClipMeasure Condition Filter ImageBounds ImageMeasure SampleBounds SampleFilter "
+    "SampleMeasure ScoreFilter".split()
+)
+
+
+@dataclass(frozen=True)
+class Before:
+    least: float
+
+
+@dataclass(frozen=True)
+class After:
+    fingerprint_name: ClassVar[str] = "Before"
+
+    least: float
+
+
+@dataclass(frozen=True)
+class Derived(After):
+    pass
+
+
+def test_a_renamed_class_that_states_its_former_name_changes_no_digest() -> None:
+    assert digest(After(1.0)) == digest(Before(1.0)) != digest(After(2.0))
+    assert digest(Derived(1.0)) != digest(After(1.0))  # the name of a base is not that of its subclass
+
+
+def test_names_of_filters_and_measures_stay() -> None:
+    modules = (chain, clip, condition, filter, measure, measures, readable, registry)
+    steps = {
+        fingerprint_name(known)
+        for module in modules
+        for known in vars(module).values()
+        if isinstance(known, type) and dataclasses.is_dataclass(known) and _is_compared(known)
+    }
+    assert steps - BASES == set(FILTERS_AND_MEASURES.split())
+
+
+def _is_compared(known: type) -> bool:
+    """Whether it is a step, or a part of one; results and helpers never get into a fingerprint."""
+    return (
+        any(
+            issubclass(known, base)
+            for base in (filter.Filter, measure.ImageMeasure, measure.SampleMeasure, chain.FilterChain)
+        )
+        or known is readable.ReadableImages
+    )
+
+
+def test_names_of_io_managers_stay() -> None:
+    resources = build_definitions().resources or {}
+    found = {known for known in map(type, resources.values()) if issubclass(known, io_manager.ShardIOManager)}
+    assert {fingerprint_name(known) for known in found} == set(IO_MANAGERS.split())
+    assert len(found) == len(SHARDED_ASSETS)
