@@ -1,4 +1,4 @@
-"""Classes are in fingerprints by name: one that is renamed states its former name, and nothing is made again."""
+"""Classes are in fingerprints by name: what is renamed states its former name, and nothing is made again."""
 
 from __future__ import annotations
 
