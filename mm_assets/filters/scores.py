@@ -10,10 +10,11 @@ and no more.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,7 @@ from mm_assets.filters.measure import (
     ImageContent,
     ImageMeasure,
     ImageMeasurer,
+    Measure,
     MeasureFailed,
     SampleContent,
     SampleMeasure,
@@ -60,6 +62,50 @@ _LARGE: Final = 32 << 20
 """Bytes of an image before whose measuring Arrow gives back what it keeps: reading it has left as much."""
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+Place = TypeVar("Place")
+S = TypeVar("S")
+M = TypeVar("M", bound=Measure)
+
+
+class StoredScores(ABC, Generic[Place, S, M]):
+    """The scores of one shard, each by the place of what was measured.
+
+    Attributes:
+        measured: the columns of measures.
+    """
+
+    columns: ClassVar[pa.Schema]
+    """Columns that each table of such scores has. One follows for each measure."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.measured = [column for column in table.schema if is_measured(column)]
+        self._scores = dict(self._rows(table))
+
+    @abstractmethod
+    def _rows(self, table: pa.Table) -> Iterator[tuple[Place, S]]:
+        """Yield place and score of each row."""
+
+    @classmethod
+    def read(cls, uri: str, digest: str | None = None) -> Self:
+        """Read the scores file of a shard; raises as `read_scores`."""
+        return cls(read_scores(uri, cls.columns, digest))
+
+    @classmethod
+    def schema(cls, measures: Iterable[M] = (), known: Self | None = None) -> pa.Schema:
+        """Return the schema of scores with these measures, and with those of earlier scores."""
+        columns = {column.name: column for column in (known.measured if known is not None else ())}
+        columns |= {measure.name: column_of(measure) for measure in measures}
+        return with_columns(cls.columns, columns.values())
+
+    def missing(self, measures: Sequence[M]) -> list[M]:
+        """Return the measures that these scores lack, or have in another version."""
+        return missing_measures(self.measured, measures)
+
+    def __iter__(self) -> Iterator[tuple[Place, S]]:
+        """Yield place and score of each row, in the order of the rows."""
+        return iter(self._scores.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +270,6 @@ class SampleScore:
         return getattr(self, name) if name in TEXT_SCORES else self.values.get(name)
 
 
-def sample_scores_schema(
-    measures: Iterable[SampleMeasure] = (), known: SampleScores | None = None
-) -> pa.Schema:
-    """Return the schema of scores with these measures, and with those of earlier scores."""
-    columns = {column.name: column for column in (known.measured if known is not None else ())}
-    columns |= {measure.name: column_of(measure) for measure in measures}
-    return with_columns(SAMPLE_SCORES_SCHEMA, columns.values())
-
-
 def score_samples(
     table: pa.Table, measures: Sequence[SampleMeasure] = (), known: SampleScores | None = None
 ) -> pa.Table:
@@ -248,7 +285,7 @@ def score_samples(
         DataError: a text is not UTF-8.
         ValueError: a measure fails, or one that is only known does not fit a sample; the message names both.
     """
-    schema = sample_scores_schema(measures, known)
+    schema = SampleScores.schema(measures, known)
     samples = _samples(table)
     contents = list(samples.values())
     digests = [text_digest(content.texts) for content in contents]
@@ -336,39 +373,19 @@ def _texts(table: pa.Table, ids: Sequence[str]) -> list[str | None]:
         raise
 
 
-class SampleScores:
-    """The scores of one shard, by sample id.
+class SampleScores(StoredScores[str, SampleScore, SampleMeasure]):
+    """The scores of the samples of one shard, by sample id."""
 
-    Attributes:
-        measured: the columns of measures.
-    """
+    columns = SAMPLE_SCORES_SCHEMA
 
-    def __init__(self, table: pa.Table) -> None:
-        self.measured = [column for column in table.schema if is_measured(column)]
+    def _rows(self, table: pa.Table) -> Iterator[tuple[str, SampleScore]]:
         names = [column.name for column in self.measured]
-        self._scores = {
-            row["sample_id"]: SampleScore(
-                row["images"],
-                row["texts"],
-                row["words"],
-                row["text_digest"],
-                {name: row[name] for name in names},
+        for row in table.to_pylist():
+            values = {name: row[name] for name in names}
+            yield (
+                row["sample_id"],
+                SampleScore(row["images"], row["texts"], row["words"], row["text_digest"], values),
             )
-            for row in table.to_pylist()
-        }
-
-    @classmethod
-    def read(cls, uri: str, digest: str | None = None) -> SampleScores:
-        """Read the scores file of a shard; raises as `read_scores`."""
-        return cls(read_scores(uri, SAMPLE_SCORES_SCHEMA, digest))
-
-    def missing(self, measures: Sequence[SampleMeasure]) -> list[SampleMeasure]:
-        """Return the measures that these scores lack, or have in another version."""
-        return missing_measures(self.measured, measures)
-
-    def __iter__(self) -> Iterator[tuple[str, SampleScore]]:
-        """Yield id and score of each sample in the order of the rows."""
-        return iter(self._scores.items())
 
     def get(self, sample_id: str) -> SampleScore | None:
         """Return the score of one sample; None for one that was never scored."""
@@ -409,15 +426,6 @@ class _DecodeError:
     version: ClassVar[str] = "1"
 
 
-def scores_schema(measures: Sequence[ImageMeasure] = (), known: ImageScores | None = None) -> pa.Schema:
-    """Return the schema of scores with these measures, and with those of earlier scores."""
-    columns = {column.name: column for column in (known.measured if known is not None else ())}
-    columns |= {measure.name: column_of(measure) for measure in measures}
-    if columns:
-        columns[DECODE_ERROR] = column_of(_DecodeError())
-    return with_columns(SCORES_SCHEMA, columns.values())
-
-
 def score_table(
     table: pa.Table, measures: Sequence[ImageMeasure] = (), known: ImageScores | None = None
 ) -> pa.Table:
@@ -447,7 +455,7 @@ def score_table(
         ImageScore(error=message) if message is not None else score
         for message, score in zip(faults, scores, strict=True)
     ]
-    schema = scores_schema(measures, known)
+    schema = ImageScores.schema(measures, known)
     measured = schema.names[len(SCORES_SCHEMA) :]
     values: dict[str, list[Any]] = {
         "sample_id": ids,
@@ -474,41 +482,35 @@ def _merged(old: ImageScore, new: ImageScore) -> ImageScore:
     return replace(new, values=values)
 
 
-class ImageScores:
-    """The scores of one shard, by sample id and position.
+class ImageScores(StoredScores[tuple[str, int], ImageScore, ImageMeasure]):
+    """The scores of the images of one shard, by sample id and position."""
 
-    Attributes:
-        measured: the columns of measures.
-    """
+    columns = SCORES_SCHEMA
 
-    def __init__(self, table: pa.Table) -> None:
-        self.measured = [column for column in table.schema if is_measured(column)]
+    def _rows(self, table: pa.Table) -> Iterator[tuple[tuple[str, int], ImageScore]]:
         values = {column.name: _values(table.column(column.name)) for column in self.measured}
-        self._scores = {
-            (r["sample_id"], r["position"]): ImageScore(
-                r["width"] or 0,
-                r["height"] or 0,
-                r["format"],
-                r["orientation"] or 1,
-                r["byte_size"],
-                r["error"],
-                {name: column[row] for name, column in values.items()},
+        for row, r in enumerate(table.select(SCORES_SCHEMA.names).to_pylist()):
+            yield (
+                (r["sample_id"], r["position"]),
+                ImageScore(
+                    r["width"] or 0,
+                    r["height"] or 0,
+                    r["format"],
+                    r["orientation"] or 1,
+                    r["byte_size"],
+                    r["error"],
+                    {name: column[row] for name, column in values.items()},
+                ),
             )
-            for row, r in enumerate(table.select(SCORES_SCHEMA.names).to_pylist())
-        }
 
     @classmethod
-    def read(cls, uri: str, digest: str | None = None) -> ImageScores:
-        """Read the scores file of a shard; raises as `read_scores`."""
-        return cls(read_scores(uri, SCORES_SCHEMA, digest))
-
-    def missing(self, measures: Sequence[ImageMeasure]) -> list[ImageMeasure]:
-        """Return the measures that these scores lack, or have in another version."""
-        return missing_measures(self.measured, measures)
-
-    def __iter__(self) -> Iterator[tuple[tuple[str, int], ImageScore]]:
-        """Yield sample id and position, and the score, of each image in the order of the rows."""
-        return iter(self._scores.items())
+    def schema(cls, measures: Iterable[ImageMeasure] = (), known: Self | None = None) -> pa.Schema:
+        """Return it with the column of what cannot be decoded, where there are measures."""
+        plain = super().schema(measures, known)
+        measured = {column.name: column for column in filter(is_measured, plain)}
+        if not measured:
+            return plain
+        return with_columns(cls.columns, (measured | {DECODE_ERROR: column_of(_DecodeError())}).values())
 
     def get(self, sample_id: str, position: int) -> ImageScore | None:
         """Return the score of one image; None for one that was never scored."""

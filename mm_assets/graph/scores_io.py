@@ -6,7 +6,7 @@ as far as they are of the same rows.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 
@@ -19,15 +19,12 @@ from mm_assets.storage.files import join
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from mm_assets.filters.scores import StoredScores
+
+
+K = TypeVar("K", bound="StoredScores[Any, Any, Any]")
 
 _KNOWN = "known_scores"  # option of a job: the data version of the scores of the same rows that are there
-S = TypeVar("S", covariant=True)
-
-
-class Readable(Protocol[S]):
-    """A class of scores that are read from a file."""
-
-    def read(self, uri: str, digest: str | None = None) -> S: ...
 
 
 def with_known_scores(root: str, jobs: Sequence[ShardJob | ShardResult]) -> Sequence[ShardJob | ShardResult]:
@@ -53,7 +50,7 @@ def with_known_scores(root: str, jobs: Sequence[ShardJob | ShardResult]) -> Sequ
     ]
 
 
-def known_scores(job: ShardJob, kind: Readable[S]) -> S | None:
+def known_scores(job: ShardJob, kind: "type[K]") -> "K | None":
     """Return the scores of the same rows that are there; None where there are none, or others."""
     from mm_assets.formats.parquet.files import UnreadableFile
     from mm_assets.model.errors import warn_user
@@ -115,7 +112,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     from mm_assets.accounting.ledger import Balance, Ledger
     from mm_assets.filters.measure import digest_of_scores
     from mm_assets.filters.readable import COLUMNS, DimensionTally
-    from mm_assets.filters.scores import ImageScores, score_table, scores_schema
+    from mm_assets.filters.scores import ImageScores, score_table
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
     from mm_assets.formats.partitions import Partition
     from mm_assets.graph.checks import ScoredShard
@@ -131,7 +128,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
     _, tables = reader.project(Partition(job.key, (job.shard.uri,)), columns)
     dimensions = DimensionTally()
-    parts = [scores_schema(job.steps, known).empty_table()]
+    parts = [ImageScores.schema(job.steps, known).empty_table()]
     images = 0
     for table in tables:
         images += pc.sum(pc.equal(table.column("modality"), "image")).as_py() or 0
@@ -188,7 +185,7 @@ def score_samples_of_shard(job: ShardJob) -> ShardResult:
     import pyarrow.compute as pc
 
     from mm_assets.filters.measure import digest_of_scores
-    from mm_assets.filters.scores import COLUMNS, SampleScores, sample_scores_schema, score_samples
+    from mm_assets.filters.scores import COLUMNS, SampleScores, score_samples
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
     from mm_assets.formats.partitions import Partition
     from mm_assets.graph.shard_work import reader_arguments
@@ -197,7 +194,7 @@ def score_samples_of_shard(job: ShardJob) -> ShardResult:
     missing = list(job.steps) if known is None else known.missing(job.steps)
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
     _, tables = reader.project(Partition(job.key, (job.shard.uri,)), COLUMNS)
-    parts = [sample_scores_schema(job.steps, known).empty_table()]
+    parts = [SampleScores.schema(job.steps, known).empty_table()]
     parts += [score_samples(table, job.steps, known) for table in tables]
     scores = pa.concat_tables(parts)
     metadata = {
@@ -209,7 +206,7 @@ def score_samples_of_shard(job: ShardJob) -> ShardResult:
     return published_scores(job, scores, digest_of_scores(scores), metadata)
 
 
-class SampleScoresIOManager(ShardIOManager):
+class SampleScoresIOManager(ScoresIOManager):
     """Writes the measurements of each shard's samples."""
 
     folder: str = Field(
@@ -218,9 +215,3 @@ class SampleScoresIOManager(ShardIOManager):
     )
 
     run_job = staticmethod(score_samples_of_shard)
-
-    def locate(self, asset: str, key: str) -> str:
-        return join(self.root, self.folder, f"{partition_filename(key)}.parquet")
-
-    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
-        return with_known_scores(self.root, super().prepare_chunk(jobs))

@@ -17,7 +17,6 @@ from mm_assets.filters.scores import (
     SAMPLE_SCORES_SCHEMA,
     SampleScore,
     SampleScores,
-    sample_scores_schema,
     score_samples,
     text_digest,
 )
@@ -92,7 +91,7 @@ def test_one_row_a_sample_in_order_of_appearance() -> None:
 def test_no_rows() -> None:
     table = score_samples(table_of([]), SAMPLE_MEASURES)
     assert table.num_rows == 0
-    assert table.schema.equals(sample_scores_schema(SAMPLE_MEASURES), check_metadata=True)
+    assert table.schema.equals(SampleScores.schema(SAMPLE_MEASURES), check_metadata=True)
 
 
 def test_errors_and_nulls_do_not_count() -> None:
@@ -162,7 +161,7 @@ def test_a_column_says_which_measure_filled_it() -> None:
     table = scores(sample("s", "abc"), measures=[Newer(2)])
     field = table.schema.field("characters")
     assert field.metadata == {b"mm_assets:measure": b'{"factor": 2, "version": "2"}'}
-    assert sample_scores_schema(SAMPLE_MEASURES).field("repetition").metadata == {
+    assert SampleScores.schema(SAMPLE_MEASURES).field("repetition").metadata == {
         b"mm_assets:measure": b'{"version": "1"}'
     }
     assert table.column("characters").to_pylist() == [6]
@@ -209,7 +208,7 @@ def test_another_measure_of_the_name_is_measured() -> None:
     for other in (Newer(), Characters(2)):
         table = scores(rows, measures=[other], known=known)
         assert table.column("characters").to_pylist() == [3 * other.factor]
-        assert table.schema.equals(sample_scores_schema([other]), check_metadata=True)
+        assert table.schema.equals(SampleScores.schema([other]), check_metadata=True)
     bare = known.cast(pa.schema([field.remove_metadata() for field in known.schema]))
     wide = known.set_column(
         5,

@@ -9,13 +9,13 @@ import pytest
 
 from mm_assets.filters.measure import SampleContent, SampleMeasure
 from mm_assets.filters.measures import SAMPLE_MEASURES
-from mm_assets.filters.scores import sample_scores_schema
+from mm_assets.filters.scores import SampleScores
 
 ODD = ["", " ", "\u00a0\u2003", "😀😀", "没有空格", "שלום עולם", "\u0301", "a\x00b", "x" * 100_000]
 
 
 def test_the_columns() -> None:
-    assert [(field.name, field.type) for field in sample_scores_schema(SAMPLE_MEASURES)][5:] == [
+    assert [(field.name, field.type) for field in SampleScores.schema(SAMPLE_MEASURES)][5:] == [
         ("language", pa.string()),
         ("language_probability", pa.float32()),
         ("repeated_lines", pa.float32()),
