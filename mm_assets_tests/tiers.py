@@ -13,7 +13,6 @@ ROOT = Path(__file__).parent
 
 SLOW = (
     "benchmarks",
-    "checks",
     "cli",
     "automation",
     "deploy",
@@ -28,9 +27,7 @@ SLOW = (
     "formats/test_memory.py",
     "graph",
     "headless",
-    "io_managers",
     "live",
-    "resources",
     "test_extras.py",
     "test_startup.py",
     "test_workers.py",

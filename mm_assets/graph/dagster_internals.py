@@ -6,7 +6,7 @@ Others are in `mm_assets.graph.instance_queries` (alerts), `mm_assets.automation
 `mm_assets.automation.due_shards` and `mm_assets.event_log`, each with canaries of its own. `headless/` and
 `automation/sensors.py` import a class or two.
 
-The canaries of this module are in `mm_assets_tests/io_managers/test_events.py`. Run them first after an
+The canaries of this module are in `mm_assets_tests/graph/io_manager/test_events.py`. Run them first after an
 upgrade of Dagster. They tell which of these no longer holds:
 
 * `MARK` in an output's metadata keeps Dagster from logging its own event for each partition of the run;

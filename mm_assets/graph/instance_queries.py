@@ -4,8 +4,8 @@ Both go beyond the documented interface of Dagster 1.13.27. What runs need is in
 `mm_assets.graph.dagster_internals`.
 
 Alerts ask every half minute, so the database counts and picks: no query reads an event for each shard. The
-canaries in `mm_assets_tests/io_managers/test_instance_queries.py` tell after an upgrade which of these no
-longer holds:
+canaries in `mm_assets_tests/graph/io_manager/test_instance_queries.py` tell after an upgrade which of these
+no longer holds:
 
 * the table of check executions has one row for each run, check and partition, with the outcome and the
   serialized evaluation, whose severity is found in its text;

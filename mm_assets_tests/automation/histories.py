@@ -15,8 +15,8 @@ from dagster._core.loader import LoadingContextForTest
 from mm_assets.automation.due_shards import DueShardFinder, DueShards
 from mm_assets.graph.assets import with_settings
 from mm_assets.graph.planned_jobs import ShardReports
-from mm_assets_tests.io_managers import toy
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager import toy
+from mm_assets_tests.graph.io_manager.conftest import Toy
 
 ASSETS = ("curated", "scores", "filtered", "table")
 _SHARDED = {"curated": toy.curated, "scores": toy.scores, "filtered": toy.filtered, "table": toy.table}

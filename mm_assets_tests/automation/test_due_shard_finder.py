@@ -11,7 +11,7 @@ from dagster._core.definitions.data_version import StaleStatus
 
 from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due
 from mm_assets_tests.automation.histories import History
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager.conftest import Toy
 from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import warm_workers
 

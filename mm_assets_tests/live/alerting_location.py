@@ -6,7 +6,7 @@ import dagster as dg
 
 from mm_assets.automation.alerts.tick import alerts_sensor
 from mm_assets.settings import Settings
-from mm_assets_tests.io_managers import toy
+from mm_assets_tests.graph.io_manager import toy
 
 defs = dg.Definitions.merge(
     toy.definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"]),

@@ -2,6 +2,6 @@
 
 import os
 
-from mm_assets_tests.io_managers import toy
+from mm_assets_tests.graph.io_manager import toy
 
 defs = toy.definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"])

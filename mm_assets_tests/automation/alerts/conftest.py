@@ -15,8 +15,8 @@ from mm_assets.automation.alerts.tick import tick
 from mm_assets.settings import Settings
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.automation.alerts.receivers import MailServer, Webhook, mail_server, webhook
+from mm_assets_tests.graph.io_manager import toy
 from mm_assets_tests.graph.kept_engines import kept_engines
-from mm_assets_tests.io_managers import toy
 
 
 @dataclass

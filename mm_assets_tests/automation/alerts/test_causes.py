@@ -10,7 +10,7 @@ import pytest
 
 from mm_assets_tests.automation.alerts.conftest import Alerts, alerts_of
 from mm_assets_tests.automation.alerts.receivers import Webhook
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager.conftest import Toy
 from mm_assets_tests.warm_workers import warm_workers
 
 DAY = 86400.0

@@ -10,7 +10,7 @@ from mm_assets.automation.alerts.tick import alerts_sensor
 from mm_assets.definitions import build_definitions
 from mm_assets.settings import Settings
 from mm_assets_tests.automation.alerts.receivers import Webhook
-from mm_assets_tests.io_managers import toy
+from mm_assets_tests.graph.io_manager import toy
 
 
 def test_it_runs_by_itself_only_with_a_target() -> None:

@@ -66,7 +66,7 @@ _OTHER_PROCESS = """
 import sys, time, dagster as dg
 from mm_assets.automation.alerts.tick import tick
 from mm_assets.settings import Settings
-from mm_assets_tests.io_managers import toy
+from mm_assets_tests.graph.io_manager import toy
 
 home, url = sys.argv[1:]
 with dg.DagsterInstance.from_config(home) as instance:

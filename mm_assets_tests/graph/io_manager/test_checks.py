@@ -3,8 +3,8 @@
 import dagster as dg
 import pytest
 
-from mm_assets_tests.io_managers import toy, toy_job
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager import toy, toy_job
+from mm_assets_tests.graph.io_manager.conftest import Toy
 
 LONG = "a line that is longer than twenty characters\n"
 

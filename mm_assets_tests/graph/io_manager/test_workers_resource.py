@@ -12,7 +12,7 @@ from mm_assets.graph.messages import Plan
 from mm_assets.graph.planned_jobs import ShardReports
 from mm_assets.pool import workers
 from mm_assets.pool.workers import WorkerPool
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager.conftest import Toy
 from mm_assets_tests.worker_jobs import act
 
 

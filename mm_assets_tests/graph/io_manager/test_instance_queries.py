@@ -9,7 +9,7 @@ import pytest
 
 from mm_assets.graph import instance_queries
 from mm_assets_tests.automation.alerts.event_writer import Writer
-from mm_assets_tests.io_managers.toy import check_key
+from mm_assets_tests.graph.io_manager.toy import check_key
 
 CHECK = check_key("curated", "not_empty")
 KEYS = ["a", "b", "c", "d"]

@@ -6,7 +6,7 @@ import dagster as dg
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager.conftest import Toy
 
 
 def stale(deployment: Toy, asset: str, keys: list[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.graph.messages import Plan, ShardSet
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager.conftest import Toy
 
 
 def test_single_partition_run(deployment: Toy) -> None:
@@ -87,7 +87,7 @@ def test_upstream_that_is_not_partitioned_is_refused(deployment: Toy) -> None:
 
 def test_body_that_returns_no_plan_is_told_so(deployment: Toy) -> None:
     from mm_assets.graph.assets import sharded
-    from mm_assets_tests.io_managers.toy import raw_shards
+    from mm_assets_tests.graph.io_manager.toy import raw_shards
 
     @sharded(code_version="1")
     def wrong(raw_shards: ShardSet) -> Plan:

@@ -9,8 +9,8 @@ import pytest
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.messages import ShardSet
-from mm_assets_tests.io_managers import toy
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager import toy
+from mm_assets_tests.graph.io_manager.conftest import Toy
 
 RAW = dg.AssetKey("raw_shards")
 

@@ -11,8 +11,8 @@ import pytest
 
 from mm_assets.graph.assets import landed_checks, sharded
 from mm_assets.graph.messages import Plan, ShardSet
-from mm_assets_tests.io_managers import toy, toy_job
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager import toy, toy_job
+from mm_assets_tests.graph.io_manager.conftest import Toy
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int, int]]:

@@ -247,8 +247,8 @@ def test_contexts_outside_of_a_run() -> None:
 def test_own_code_location_loads_without_preview_warnings() -> None:
     from mm_assets.graph.assets import landed_checks, sharded
     from mm_assets.graph.messages import ShardCheck
-    from mm_assets_tests.io_managers import toy_job
-    from mm_assets_tests.io_managers.toy import curated
+    from mm_assets_tests.graph.io_manager import toy_job
+    from mm_assets_tests.graph.io_manager.toy import curated
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

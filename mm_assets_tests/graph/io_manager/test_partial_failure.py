@@ -9,8 +9,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.graph.assets import landed_checks
-from mm_assets_tests.io_managers import toy, toy_job
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager import toy, toy_job
+from mm_assets_tests.graph.io_manager.conftest import Toy
 
 BAD = ["k03", "k07", "k08"]
 

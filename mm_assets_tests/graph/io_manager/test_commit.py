@@ -9,8 +9,8 @@ import pytest
 
 from mm_assets.accounting.record import ShardRecord, ShardRecords
 from mm_assets.graph.messages import ShardJob, ShardResult
-from mm_assets_tests.io_managers import toy, toy_job
-from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.graph.io_manager import toy, toy_job
+from mm_assets_tests.graph.io_manager.conftest import Toy
 
 
 def rows(deployment: Toy) -> dict[str, list[str]]:

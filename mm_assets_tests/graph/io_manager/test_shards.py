@@ -14,7 +14,7 @@ import pytest
 
 from mm_assets.graph.messages import Check, Plan, Shard, ShardJob, ShardResult, ShardSet, blocked_by, digest
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[3]
 RAW = ShardSet("raw", (Shard("a", "/a", "1"),))
 
 

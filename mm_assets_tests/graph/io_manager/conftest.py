@@ -10,7 +10,7 @@ import pytest
 
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import SHARDS
-from mm_assets_tests.io_managers import toy
+from mm_assets_tests.graph.io_manager import toy
 from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import warm_workers
 

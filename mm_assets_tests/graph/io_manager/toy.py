@@ -19,8 +19,8 @@ from mm_assets.graph.io_manager import ShardIOManager, Workers
 from mm_assets.graph.messages import Plan, ShardCheck, ShardJob, ShardResult, ShardSet
 from mm_assets.graph.raw import RawShardIOManager, observe_changes
 from mm_assets.storage.files import staged
-from mm_assets_tests.io_managers import toy_job
-from mm_assets_tests.io_managers.toy_job import Measure, MinLength, Upper
+from mm_assets_tests.graph.io_manager import toy_job
+from mm_assets_tests.graph.io_manager.toy_job import Measure, MinLength, Upper
 
 CHUNK = int(os.environ.get("TOY_CHUNK", "100"))
 CHECKS = (
