@@ -26,9 +26,9 @@ def signals_and_engines() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def shared_workers() -> Iterator[None]:
-    """Workers of all commands in this process; the logins that they know are those of the first."""
+    """Workers of all commands of a file; they have the environment of the first, and know its logins."""
     with warm_workers():
         yield
 

@@ -11,8 +11,9 @@ from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.live.faulty_proxy import faulty_proxy
 from mm_assets_tests.live.s3_server import S3Server
+from mm_assets_tests.warm_workers import warm_workers
 
-pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
+pytestmark = pytest.mark.clients
 
 FEW, MANY = 2, 12
 
@@ -44,7 +45,7 @@ def test_a_new_shard_costs_the_same_among_many(s3: S3Server, tmp_path: Path, com
                 (raw / shard.name).unlink()
         return proxy.requests
 
-    with faulty_proxy(s3.endpoint) as proxy:
+    with faulty_proxy(s3.endpoint) as proxy, warm_workers():
         graph = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": out, "MM_WORKERS": "1"}
         graph["DAGSTER_HOME"] = str(tmp_path / "home")
         env = {**s3.env, "AWS_ENDPOINT_URL": proxy.endpoint, **(graph if command == "run" else {})}
