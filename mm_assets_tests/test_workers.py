@@ -20,8 +20,9 @@ from mm_assets_tests.worker_jobs import RefusesPickling, Warned, WarnedKey, act,
 REPOSITORY = Path(__file__).parent.parent
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
+    """Of all tests to which its start is nothing."""
     with WorkerPool(2) as two:
         yield two
 
@@ -231,9 +232,7 @@ def test_consumer_that_stops_early_leaves_no_process(pool: WorkerPool) -> None:
     assert results(pool, [("echo", 2)]) == {("echo", 2): 2}
 
 
-def test_workers_that_cannot_start_are_not_blamed_on_jobs(
-    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_cannot_start_are_not_blamed_on_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     start = workers._start
 
     def stillborn(*arguments: Any) -> Any:
@@ -242,9 +241,10 @@ def test_workers_that_cannot_start_are_not_blamed_on_jobs(
         return worker
 
     monkeypatch.setattr(workers, "_start", stillborn)
-    with pytest.raises(WorkerStartError, match="do not start: worker killed by signal 9"):
-        results(pool, [("echo", n) for n in range(5)])
-    assert pool.pids() == []
+    with WorkerPool(2) as pool:
+        with pytest.raises(WorkerStartError, match="do not start: worker killed by signal 9"):
+            results(pool, [("echo", n) for n in range(5)])
+        assert pool.pids() == []
 
 
 def test_a_warning_of_several_workers_is_told_once_with_its_shard(capfd: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ def _end(process: int, home: Path) -> str:
 
 def test_several_together(way: tuple[str, Opener], tmp_path: Path, whole: dict[str, object]) -> None:
     configuration, opened = way
-    for number in range(4):
+    for number in range(2):
         home = _home(tmp_path / str(number), configuration)
         reader, writer = os.pipe()
 
@@ -141,7 +141,7 @@ def test_one_that_is_killed(way: tuple[str, Opener], tmp_path: Path, whole: dict
     assert _end(_start(opened, home), home) == ""
     lasts = time.monotonic() - began
     moments = random.Random(13)
-    for number in range(12):
+    for number in range(4):
         home = _home(tmp_path / str(number), configuration)
         process = _start(opened, home)
         time.sleep(moments.uniform(0, lasts))

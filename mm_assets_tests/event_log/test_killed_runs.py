@@ -20,7 +20,7 @@ from mm_assets_tests.event_log.view import ASSETS, view
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.live.killing import RunServer
 
-KILLS = int(os.environ.get("TEST_KILLS", "2"))
+KILLS = int(os.environ.get("TEST_KILLS", "1"))
 _SHARDED = [asset.to_user_string() for asset in ASSETS[1:]]
 
 
@@ -75,7 +75,7 @@ def _difference(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, An
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("raw")
-    make_shards(folder, members=4, pdf=4, samples=2)
+    make_shards(folder, members=2, pdf=2, samples=2)
     return folder
 
 

@@ -44,7 +44,7 @@ def _seen(home: Path, url: str | None) -> tuple[dict[str, int], set[str]]:
 
 
 def test_two_processes_write_at_once_and_a_cursor_misses_nothing(tmp_path: Path, url: str | None) -> None:
-    shards = 1500
+    shards = 400
     with open_instance(tmp_path, OURS, url):
         pass
     writers = [_start(tmp_path, url, name, shards, 0) for name in ("a", "b")]
@@ -70,14 +70,11 @@ def test_two_processes_write_at_once_and_a_cursor_misses_nothing(tmp_path: Path,
     assert ids.keys() == passed == expected
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.6, 1.3])
-def test_a_killed_process_loses_half_a_second_at_most(
-    tmp_path: Path, url: str | None, seconds: float
-) -> None:
-    writer = _start(tmp_path, url, "run", 100_000, 0.001)
+def test_a_killed_process_loses_half_a_second_at_most(tmp_path: Path, url: str | None) -> None:
+    writer = _start(tmp_path, url, "run", 100_000, 0.005)
     assert writer.stdout is not None
     logged = [writer.stdout.readline()]
-    deadline = time.time() + seconds
+    deadline = time.time() + MAX_SECONDS + 1.5
     while time.time() < deadline:
         logged.append(writer.stdout.readline())
     killed = time.time()
@@ -88,7 +85,8 @@ def test_a_killed_process_loses_half_a_second_at_most(
     when = {shard: float(then) for shard, then in (line.split() for line in logged if line.endswith("\n"))}
     ids, passed = _seen(tmp_path, url)
     # A second more for writing itself, on a machine that is busy.
-    assert {shard for shard, then in when.items() if then < killed - MAX_SECONDS - 1} <= ids.keys()
+    written = {shard for shard, then in when.items() if then < killed - MAX_SECONDS - 1}
+    assert written and written <= ids.keys()
     # All or nothing of a transaction, in the order of the calls.
     numbers = sorted(int(shard.partition("-")[2]) for shard in ids)
     assert numbers == list(range(len(numbers)))

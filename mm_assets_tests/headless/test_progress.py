@@ -10,8 +10,6 @@ import sys
 import termios
 from pathlib import Path
 
-import pytest
-
 from mm_assets_tests.cli.commands import environment
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.headless.conftest import ASSETS
@@ -57,34 +55,31 @@ def test_warnings_of_workers_break_no_progress_line(tmp_path: Path) -> None:
     assert re.fullmatch(done, drawn[-1]) and last == ""
 
 
-def test_looking_for_what_there_is_to_do(tmp_path: Path) -> None:
-    on_terminal(tmp_path, "run", columns=120)
+def test_a_narrow_terminal_and_one_where_there_is_nothing_to_do(tmp_path: Path) -> None:
+    shown, printed = on_terminal(tmp_path, "run", columns=40)
+    assert max(map(len, _texts(shown))) < 40
+    assert "[#" not in printed
     shown, printed = on_terminal(tmp_path, "run", columns=120)
     assert printed.startswith("nothing to do: 2 shards up to date")
-    lines = shown.split("\r")
-    assert lines[-1] == "\x1b[K", "nothing stays"
-    texts = [line.removesuffix("\x1b[K").partition("] ")[2] for line in lines if "]" in line]
+    texts = [text.partition("] ")[2] for text in _texts(shown) if "]" in text]
     assert texts[0] == "looking for what there is to do"
     assert set(texts[1:]) == {f"looking at {asset}: 2 shards" for asset in ASSETS}
 
 
-@pytest.mark.parametrize("columns", [120, 40])
-def test_the_progress_line(columns: int, tmp_path: Path) -> None:
-    shown, printed = on_terminal(tmp_path, "run", "--assets", "curated_parquet,image_scores", columns=columns)
-    lines = shown.split("\r")
-    assert lines[-1] == "\x1b[K", "nothing stays"
-    texts = [line.removesuffix("\x1b[K") for line in lines if line not in ("", "\x1b[K")]
-    assert max(map(len, texts)) < columns
-    assert "\n" not in shown
-    if columns == 120:
-        pattern = r"\[#+-*\] (\w+) (\d)/2(?:, \d+ samples/s)?, \d+ s, \d+ s left"
-        found = [re.fullmatch(pattern, text) for text in texts]
-        assert [match.groups() for match in found if match] == [
-            *(
-                ("curated_parquet", "1"),
-                ("curated_parquet", "2"),
-                ("image_scores", "1"),
-                ("image_scores", "2"),
-            )
-        ]
+def test_the_progress_line(tmp_path: Path) -> None:
+    shown, printed = on_terminal(tmp_path, "run", "--assets", "curated_parquet,image_scores", columns=120)
+    texts = _texts(shown)
+    assert max(map(len, texts)) < 120
+    pattern = r"\[#+-*\] (\w+) (\d)/2(?:, \d+ samples/s)?, \d+ s, \d+ s left"
+    found = [re.fullmatch(pattern, text) for text in texts]
+    assert [match.groups() for match in found if match] == [
+        *(("curated_parquet", "1"), ("curated_parquet", "2"), ("image_scores", "1"), ("image_scores", "2"))
+    ]
     assert "[#" not in printed
+
+
+def _texts(shown: str) -> list[str]:
+    """What was drawn in the one line, of which nothing stays."""
+    *lines, last = shown.split("\r")
+    assert last == "\x1b[K" and "\n" not in shown
+    return [line.removesuffix("\x1b[K") for line in lines if line not in ("", "\x1b[K")]

@@ -1,5 +1,5 @@
-"""`make demo`, the headless run: its exit code, what it tells, and which partitions it leaves alone or
-forgets.
+"""The headless run: its exit code, what it tells, and which partitions it leaves alone or forgets; also as a
+process of its own, as `make demo` is.
 """
 
 import os
@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.demo import demo_thresholds, make_shards
-from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run_process
+from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run, run_process
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -20,33 +20,32 @@ ROOT = Path(__file__).parents[2]
 
 
 def demo(folder: Path, locations: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """A run over these raw shards, with the outputs in a folder's ``storage``."""
-    if not (folder / "dagster.yaml").exists():
-        shutil.copyfile(ROOT / "dagster.yaml", folder / "dagster.yaml")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MM_", "DAGSTER_"))}
-    environment |= {
-        "MM_RAW_SHARDS": locations,
-        "MM_STORAGE": str(folder / "storage"),
-        "MM_WORKERS": "1",
-        **variables,
-    }
-    command = [sys.executable, "-m", "mm_assets.demo"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    """`make demo` over these raw shards, with the outputs in a folder's ``storage``."""
+    return run_process(module="mm_assets.demo", cwd=folder, env={**_settings(folder, locations), **variables})
+
+
+def _settings(folder: Path, locations: str) -> dict[str, str]:
+    places = {"MM_STORAGE": str(folder / "storage"), "DAGSTER_HOME": str(folder / "home")}
+    return {"MM_RAW_SHARDS": locations, "MM_WORKERS": "1", **places}
+
+
+def run_over(folder: Path, locations: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """The same in this process, as `mm-assets run`."""
+    return run("run", **{**_settings(folder, locations), **variables})
 
 
 def test_partitions_of_shards_that_are_gone(tmp_path: Path) -> None:
     """They are told, and neither made nor forgotten: `mm-assets retire` does that."""
     gone = make_shards(tmp_path / "raw", members=2, pdf=0, samples=2)[1]
-    assert demo(tmp_path, str(tmp_path / "raw")).returncode == 0
+    assert run_over(tmp_path, str(tmp_path / "raw")).returncode == 0
     gone.unlink()
-    done = demo(tmp_path, str(tmp_path / "raw"))
+    done = run_over(tmp_path, str(tmp_path / "raw"))
     assert done.returncode == 0
     assert done.stderr == (
         "mm-assets: warning: 1 raw shard is gone, or not in MM_RAW_SHARDS any more; "
         "the outputs stay: web-00001\n"
     )
-    (home,) = (tmp_path / ".dagster").iterdir()
-    with dg.DagsterInstance.from_config(str(home)) as instance:
+    with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
         known = instance.get_dynamic_partitions("shards")
     assert list(known) == ["web-00000", "web-00001"]
 
@@ -60,7 +59,7 @@ def test_what_is_wrong_with_raw_shards_is_told_in_lines(tmp_path: Path) -> None:
     make_tar(raw / "a.tar", [("s.json", document)])
     make_tar(raw / "b.tar", [("t.json", {"texts": ["y"], "images": [None]})])
     make_tar(raw / "d.tar", [])
-    done = demo(
+    done = run_over(
         tmp_path,
         f"{raw}/{{a,b,c,d}}.tar {raw}/gone",
         MM_ON_MATERIALIZE_ERROR="warn",
@@ -92,9 +91,9 @@ def test_partitions_of_a_folder_that_is_gone_are_not_forgotten(tmp_path: Path) -
     for name in "ab":
         make_tar(tmp_path / name / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "images": [None]})])
     locations = f"{tmp_path}/a {tmp_path}/b"
-    assert demo(tmp_path, locations).returncode == 0
+    assert run_over(tmp_path, locations).returncode == 0
     (tmp_path / "b").rename(tmp_path / "elsewhere")
-    done = demo(tmp_path, locations)
+    done = run_over(tmp_path, locations)
     assert done.returncode == 1
     assert (
         done.stdout.splitlines()[1]
@@ -114,9 +113,9 @@ def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path)
         make_tar(raw / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "n": 1})])
     (storage / "filtered" / "d.parquet").mkdir(parents=True)
     (storage / "filtered" / "d.parquet" / "x").touch()
-    assert demo(tmp_path, f"{raw}/{{a,b}}.tar").returncode == 0
+    assert run_over(tmp_path, f"{raw}/{{a,b}}.tar").returncode == 0
     make_tar(raw / "b.tar", [("b.json", {"texts": ["x"], "n": "text"})])
-    done = demo(tmp_path, f"{raw}/{{a,b,c,d}}.tar")
+    done = run_over(tmp_path, f"{raw}/{{a,b,c,d}}.tar")
     assert done.returncode == 1
     _, *told = done.stdout.splitlines()
     assert told[0].startswith(
@@ -149,7 +148,6 @@ def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path)
         ),
         ({"MM_STORAGE": "s3://no-bucket/a"}, "s3://no-bucket/a: no credentials: set AWS_ACCESS_KEY_ID and"),
         ({"MM_STORAGE": "{folder}/notes.txt"}, "{folder}/notes.txt: a file, not a folder"),
-        ({"MM_STORAGE": "{folder}/closed"}, "{folder}/closed: permission denied"),
         ({"DAGSTER_HOME": "{folder}/notes.txt"}, "{folder}/notes.txt: a file, not a folder"),
         ({"MM_STORAGE": "{folder}/odd-\udcff"}, "MM_STORAGE must be UTF-8 text without null characters"),
         ({"MM_WORKERS": "many"}, "MM_WORKERS must be a whole number, not 'many'"),
@@ -158,11 +156,17 @@ def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path)
 def test_settings_that_cannot_work_are_one_line(tmp_path: Path, variables: dict[str, str], line: str) -> None:
     make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
     (tmp_path / "notes.txt").write_text("not a folder")
-    (tmp_path / "closed").mkdir(mode=0o555)
-    given = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage")}
-    given |= {name: value.format(folder=tmp_path) for name, value in variables.items()}
-    done = run_process(module="mm_assets.demo", env=given, cwd=tmp_path, as_user=True)
+    given = {name: value.format(folder=tmp_path) for name, value in variables.items()}
+    done = run_over(tmp_path, str(tmp_path / "raw"), **given)
     assert only_line(done).startswith(line.format(folder=tmp_path))
+
+
+def test_a_storage_that_is_closed_is_one_line(tmp_path: Path) -> None:
+    make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
+    (tmp_path / "closed").mkdir(mode=0o555)
+    given = {**_settings(tmp_path, str(tmp_path / "raw")), "MM_STORAGE": str(tmp_path / "closed")}
+    done = run_process(module="mm_assets.demo", env=given, cwd=tmp_path, as_user=True)
+    assert only_line(done).startswith(f"{tmp_path}/closed: permission denied")
 
 
 def test_workers_that_cannot_start_are_one_line(tmp_path: Path) -> None:
@@ -224,7 +228,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_process(tmp_path: Path, moment: 
 def test_without_raw_shards_one_line_says_why(tmp_path: Path, locations: str, message: str) -> None:
     storage = tmp_path / "storage"
     make_tar(storage / "x.tar", [])
-    done = demo(tmp_path, locations.format(storage=storage))
+    done = run_over(tmp_path, locations.format(storage=storage))
     assert (done.returncode, done.stderr) == (1, message.format(storage=storage).replace("/storage/..", ""))
 
 

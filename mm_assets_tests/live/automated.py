@@ -20,12 +20,11 @@ SECONDS = 240  # two ticks of the sensor, two rounds of the backfill daemon, on 
 class Storage:
     """Raw shards and the outputs of a graph that makes them by itself, in one of the profiles.
 
-    ``serve`` makes the server of a home with variables of the environment; it is given so many ``shards``.
+    ``serve`` makes the server of a home with variables of the environment.
     """
 
     folder: Path
     serve: Callable[[Path, Mapping[str, str]], DagsterDev]
-    shards: int
 
     @property
     def raw(self) -> Path:

@@ -1,15 +1,36 @@
-"""What live tests share: one S3 store a session, and graphs that make their shards by themselves."""
+"""What live tests share: one S3 store a session, graphs that make their shards by themselves, and the workers
+of commands that run in the test's process.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+import mm_assets.definitions  # noqa: F401  before its pool of workers is replaced
+from mm_assets.headless import instance as interrupts
+from mm_assets_tests.graph.kept_engines import kept_engines
 from mm_assets_tests.live.automated import Storage, in_sqlite
 from mm_assets_tests.live.daemon import DagsterDev
 from mm_assets_tests.live.s3_server import S3Server, s3_server
 from mm_assets_tests.live.services import Services
 from mm_assets_tests.postgres_server import PostgresServer
+from mm_assets_tests.warm_workers import warm_workers
+
+
+@pytest.fixture(scope="package", autouse=True)
+def signals_and_engines() -> Iterator[None]:
+    """What commands in this process leave as it is, and what they share."""
+    with kept_engines(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interrupts, "watch_for_interrupts", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared_workers() -> Iterator[None]:
+    """Workers of all commands of a file; they have the environment of the first, and know its logins."""
+    with warm_workers():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -20,19 +41,13 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Storage:
-    return Storage(tmp_path, in_sqlite, 12)
+    return Storage(tmp_path, in_sqlite)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.clients)])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
-    if request.param == "sqlite":
-        yield Storage(tmp_path, in_sqlite, 12)
-        return
-    postgres: PostgresServer = request.getfixturevalue("postgres")
-    s3: S3Server = request.getfixturevalue("s3")
-
-    def in_postgres(home: Path, variables: Mapping[str, str]) -> DagsterDev:
+@pytest.fixture
+def in_postgres(tmp_path: Path, postgres: PostgresServer, s3: S3Server) -> Iterator[Storage]:
+    def serve(home: Path, variables: Mapping[str, str]) -> DagsterDev:
         return Services(home, postgres, "automation", s3, variables)
 
     with postgres.database("automation"):
-        yield Storage(tmp_path, in_postgres, 40)
+        yield Storage(tmp_path, serve)

@@ -8,7 +8,7 @@ import re
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,14 +51,25 @@ class Ran:
         return sum(self.requests.values())
 
 
+Runner = Callable[[Sequence[object], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
+
+
+def _in_a_process(words: Sequence[object], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return run_process(*words, env=env, timeout=600)
+
+
 @dataclass
 class FaultyStore:
-    """A store, the proxy before it, and a bucket with raw shards below ``raw/``."""
+    """A store, the proxy before it, and a bucket with raw shards below ``raw/``.
+
+    ``runner`` runs ``mm-assets`` with some words and variables.
+    """
 
     server: S3Server
     proxy: FaultyProxy
     bucket: str
     folder: Path  # for homes of Dagster
+    runner: Runner = _in_a_process
 
     @property
     def through_proxy(self) -> S3Server:
@@ -77,16 +88,14 @@ class FaultyStore:
         return f"s3://{self.bucket}/{secrets.token_hex(6)}/out"
 
     def run(self, *command: object, faults: Faults | None = None, **settings: str) -> Ran:
-        """Run ``mm-assets`` in a process of its own, with these faults."""
+        """Run ``mm-assets`` with these faults."""
         self.proxy.reset(faults)
         return self.run_as_it_is(*command, **settings)
 
     def run_as_it_is(self, *command: object, **settings: str) -> Ran:
         """Run ``mm-assets`` with whatever the proxy is set to do."""
         started = time.monotonic()
-        done: subprocess.CompletedProcess[str] = run_process(
-            *command, env={**self.through_proxy.env, **settings}, cwd=self.folder, timeout=600
-        )
+        done = self.runner(command, {**self.through_proxy.env, **settings})
         return Ran(
             done.returncode,
             done.stdout,
@@ -108,6 +117,7 @@ class FaultyStore:
             "MM_RAW_SHARDS": f"{self.raw}/",
             "MM_STORAGE": storage,
             "DAGSTER_HOME": str(home),
+            "MM_WORKERS": "1",
             "MM_MIN_ASPECT_RATIO": "1.0",
             "MM_MAX_ASPECT_RATIO": "2.0",
         }
@@ -150,10 +160,12 @@ class FaultyStore:
 
 
 @contextmanager
-def faulty_store(server: S3Server, folder: Path, members: int = 2, pdf: int = 1) -> Iterator[FaultyStore]:
+def faulty_store(
+    server: S3Server, folder: Path, members: int = 2, pdf: int = 1, runner: Runner = _in_a_process
+) -> Iterator[FaultyStore]:
     """A bucket with tiny raw shards, behind a proxy without faults yet."""
     bucket = server.new_bucket()
     for shard in make_shards(folder / "raw", members=members, pdf=pdf, samples=3):
         server.filesystem().put_file(str(shard), f"{bucket}/raw/{shard.name}")
     with faulty_proxy(server.endpoint) as proxy:
-        yield FaultyStore(server, proxy, bucket, folder)
+        yield FaultyStore(server, proxy, bucket, folder, runner)

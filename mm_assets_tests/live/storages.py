@@ -6,7 +6,8 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,9 @@ class Versions:
         return [table.checkout_version(entry["version"]) for entry in table.versions()]
 
 
-def make_versions(folder: Path, assets: Sequence[str]) -> Versions:
-    """Run the whole graph for the one, then for the other version of the raw shards."""
+@contextmanager
+def versions_and_server(folder: Path, assets: Sequence[str]) -> Iterator[tuple[Versions, RunServer]]:
+    """Run the whole graph for the one, then for the other version of the raw shards; the server stays."""
     raw, storage, home, old, new = (folder / name for name in ("raw", "storage", "home", "old", "new"))
     storage.mkdir()
     events: Counter[str] = Counter()
@@ -163,9 +165,9 @@ def make_versions(folder: Path, assets: Sequence[str]) -> Versions:
         write_version(raw, 2)
         with Watch(storage, see):
             second = server.run(assets)
-    shutil.copytree(storage, new)
-    assert first.ok and second.ok and not first.died + second.died, (first, second)
-    return Versions(raw, storage, home, old, new, second.failed, events)
+        shutil.copytree(storage, new)
+        assert first.ok and second.ok and not first.died + second.died, (first, second)
+        yield Versions(raw, storage, home, old, new, second.failed, events), server
 
 
 def _files(storage: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Workers, and whole runs, killed at random moments of their writing: run again, and everything is as if
 nothing had happened.
 
-``TEST_KILLS`` is the number of kills for each writer (3), ``TEST_SEED`` what their moments are drawn from
+``TEST_KILLS`` is the number of kills for each writer (1), ``TEST_SEED`` what their moments are drawn from
 (0).
 """
 
@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -28,18 +29,17 @@ from mm_assets_tests.live.killing import (
     wait_until_gone,
 )
 from mm_assets_tests.live.raw_versions import KEEPER, SHARDS
-from mm_assets_tests.live.storages import Versions, make_versions
+from mm_assets_tests.live.storages import Versions, versions_and_server
 from mm_assets_tests.live.watching import Event, Watch
 
 pytestmark = pytest.mark.live
 
-KILLS = int(os.environ.get("TEST_KILLS", "3"))
+KILLS = int(os.environ.get("TEST_KILLS", "1"))
 SEED = os.environ.get("TEST_SEED", "0")
-KILLS_A_RUN = 3
 OVER_OLD = (
     0.7  # the share of trials in which outputs of an older version lie there; in the others there are none
 )
-TRIALS = 5 * KILLS  # kills that come too late do not count
+TRIALS = 10 * KILLS  # kills that come too late do not count
 EVERYTHING = re.compile("")
 COMMIT = re.compile(
     r"lance/items\.lance/_"
@@ -77,25 +77,39 @@ LANCE = replace(
 )
 SURVEYS = re.compile(r"ledger/raw_shards/[^/]*\.parquet")
 PROOFS = re.compile("proof/final_tars/")
-WRITERS = [
-    Writer("survey_raw_shard", "curated_parquet", SURVEYS, SURVEYS),
-    INGEST,
-    of_asset("quarantine_shard", "quarantine", "quarantine/"),
-    of_asset("score_shard", "image_scores", "scores/"),
-    of_asset("score_samples_of_shard", "sample_scores", "sample_scores/"),
-    of_asset("rewrite_shard", "filtered_parquet", "filtered/"),
-    of_asset("pack_shard", "final_tars", "webdataset/"),
-    LANCE,
-    of_asset("cache_shard", "arrow_cache", "arrow_cache/"),
-    Writer(
-        "prove_shard", "final_tars", PROOFS, PROOFS, 0.4
-    ),  # the run's process writes the proofs, and workers are far ahead
-]
+# By stage: the writers of one run. What a kill keeps from being made is no input of the next stage.
+STAGES = {
+    "surveys and ingestion": [Writer("survey_raw_shard", "curated_parquet", SURVEYS, SURVEYS), INGEST],
+    "scores and filters": [
+        of_asset("quarantine_shard", "quarantine", "quarantine/"),
+        of_asset("score_shard", "image_scores", "scores/"),
+        of_asset("score_samples_of_shard", "sample_scores", "sample_scores/"),
+        of_asset("rewrite_shard", "filtered_parquet", "filtered/"),
+    ],
+    "deliveries": [
+        of_asset("pack_shard", "final_tars", "webdataset/"),
+        LANCE,
+        of_asset("cache_shard", "arrow_cache", "arrow_cache/"),
+        # The run's process writes the proofs, and workers are far ahead.
+        Writer("prove_shard", "final_tars", PROOFS, PROOFS, 0.4),
+    ],
+}
 
 
 @pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
-    found = make_versions(tmp_path_factory.mktemp("kill"), ASSETS)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Versions, RunServer]]:
+    with versions_and_server(tmp_path_factory.mktemp("kill"), ASSETS) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def server(made: tuple[Versions, RunServer]) -> RunServer:
+    return made[1]
+
+
+@pytest.fixture(scope="module")
+def versions(made: tuple[Versions, RunServer]) -> Versions:
+    found = made[0]
     assert list(found.after.rows) == [name for name in SHARDS if name != "emptied"], (
         "one shard came to nothing"
     )
@@ -109,29 +123,22 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
     return found
 
 
-@pytest.fixture(scope="module")
-def server(versions: Versions) -> Iterator[RunServer]:
-    with versions.server() as server:
-        yield server
-
-
-@pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.job)
-def test_killed_workers(versions: Versions, server: RunServer, writer: Writer) -> None:
-    rng = random.Random(f"{SEED} {writer.job}")
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_workers(versions: Versions, server: RunServer, stage: str) -> None:
+    """Until each writer of the stage has died; those that have are left alone."""
+    rng = random.Random(f"{SEED} {stage}")
     problems: list[str] = []
-    hits = trials = 0
-    while hits < KILLS:
+    hits, trials = Counter[str](), 0
+    while left := [writer for writer in STAGES[stage] if hits[writer.job] < KILLS]:
         trials += 1
-        assert trials <= TRIALS, f"only {hits} kills hit a worker in the middle of {writer.job}"
+        assert trials <= TRIALS, f"no kill hit a worker in the middle of {left}"
         is_over_old = rng.random() < OVER_OLD
-        moments = [
-            Moment.draw(rng, round(versions.count(writer.clock) * writer.share)) for _ in range(KILLS_A_RUN)
-        ]
-        versions.restore(writer.own, is_over_old)
-        disturbed, found = _killed_and_run_again(versions, server, writer, moments, rng)
-        hits += sum(job == writer.job for job, _ in disturbed.died)
+        moments = [Moment.draw(rng, round(versions.count(each.clock) * each.share)) for each in left]
+        versions.restore(re.compile("|".join(each.own.pattern for each in left)), is_over_old)
+        disturbed, found = _killed_and_run_again(versions, server, left, moments, rng)
+        hits.update(job for job, _ in disturbed.died)
         told = (
-            f"seed {SEED}, trial {trials} of {writer.job}, {moments}, over old {is_over_old}, died "
+            f"seed {SEED}, trial {trials} of {stage}, {moments}, over old {is_over_old}, died "
             f"{disturbed.died}"
         )
         print(told)
@@ -149,7 +156,7 @@ def test_a_killed_survey_resolves_nothing(versions: Versions, server: RunServer)
     rng = random.Random(SEED)
     for _ in range(TRIALS):
         versions.restore(own, to_old=False)
-        disturbed, problems = _killed_and_run_again(versions, server, writer, [Moment(1, 0)], rng)
+        disturbed, problems = _killed_and_run_again(versions, server, [writer], [Moment(1, 0)], rng)
         assert not problems, "\n".join(problems)
         if ("survey_raw_shard", KEEPER) in disturbed.died:
             return
@@ -162,35 +169,39 @@ def test_a_killed_survey_resolves_nothing(versions: Versions, server: RunServer)
     ids=["anywhere", "in_a_commit"],
 )
 def test_killed_runs(
-    versions: Versions, assets: list[str], own: re.Pattern[str], clock: re.Pattern[str]
+    versions: Versions,
+    server: RunServer,
+    assets: list[str],
+    own: re.Pattern[str],
+    clock: re.Pattern[str],
 ) -> None:
+    """Their leftovers are found by a run in another process."""
     rng = random.Random(f"{SEED} run of {len(assets)}")
     problems: list[str] = []
     hits = trials = 0
-    while hits < max(1, KILLS // 3):
+    while hits < KILLS:
         trials += 1
         assert trials <= TRIALS, f"only {hits} kills came before the run was over"
         is_over_old = rng.random() < OVER_OLD
         moment = Moment.draw(rng, versions.count(clock))
         versions.restore(own, is_over_old)
         witness = Witness(versions.storage, versions.legal)
-        with versions.server() as server:
+        with versions.server() as doomed:
             children: list[int] = []
 
-            def strike(event: Event, server: RunServer = server, children: list[int] = children) -> None:
-                children.extend(children_of(server.pid))
-                server.kill()
+            def strike(event: Event, doomed: RunServer = doomed, children: list[int] = children) -> None:
+                children.extend(children_of(doomed.pid))
+                doomed.kill()
 
             killer = Killer(clock, [moment], strike)
             with Watch(versions.storage, killer.see, witness.see):
                 try:
-                    server.run(assets)
+                    doomed.run(assets)
                 except EOFError:
                     hits += 1
                 killer.close()
                 found = [f"process {pid} has outlived its run" for pid in wait_until_gone(children)]
-                with versions.server() as another:
-                    again = another.run(assets)
+                again = server.run(assets)
         found += witness.close() + _not_as_undisturbed(versions, again, assets)
         found += [f"the table had {rows} rows" for rows in versions.illegal_rows(witness.rows)]
         told = f"seed {SEED}, trial {trials}, {moment}, over old {is_over_old}, {len(children)} children"
@@ -200,18 +211,21 @@ def test_killed_runs(
 
 
 def _killed_and_run_again(
-    versions: Versions, server: RunServer, writer: Writer, moments: list[Moment], rng: random.Random
+    versions: Versions, server: RunServer, writers: list[Writer], moments: list[Moment], rng: random.Random
 ) -> tuple[Outcome, list[str]]:
     """A run in which workers are killed, then, if one died of it, an undisturbed one: how the first ended,
     and all that was wrong.
     """
-    killer = Killer(writer.clock, moments, kill_a_worker(server, rng))
+    assets = list(dict.fromkeys(writer.asset for writer in writers))
+    strike = kill_a_worker(server, rng)
+    killers = [Killer(each.clock, [moment], strike) for each, moment in zip(writers, moments, strict=True)]
     witness = Witness(versions.storage, versions.legal)
-    with Watch(versions.storage, killer.see, witness.see):
-        disturbed = server.run([writer.asset])
-        killer.close()
-        again = server.run([writer.asset]) if disturbed.died else disturbed
-    problems = witness.close() + _not_as_undisturbed(versions, again, [writer.asset])
+    with Watch(versions.storage, *(killer.see for killer in killers), witness.see):
+        disturbed = server.run(assets)
+        for killer in killers:
+            killer.close()
+        again = server.run(assets) if disturbed.died else disturbed
+    problems = witness.close() + _not_as_undisturbed(versions, again, assets)
     problems += _untold(disturbed)
     missing = [shard for job, shard in disturbed.died if job == "fragment_shard"]
     problems += [f"the table had {rows} rows" for rows in versions.illegal_rows(witness.rows, missing)]

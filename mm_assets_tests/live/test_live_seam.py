@@ -1,9 +1,5 @@
-"""The seam under a real daemon: partial failure in one wave, relaunch of exactly the failed, termination
-without remains.
-"""
+"""The seam under a real daemon: termination without remains, and the button that repeats failed steps."""
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +10,6 @@ import pytest
 from mm_assets_tests.live.daemon import DagsterDev, is_running, wait_for
 
 pytestmark = pytest.mark.live
-
-KEYS = [f"k{n:02d}" for n in range(1, 13)]
-BAD = ["k03", "k07", "k08"]
-GOOD = [key for key in KEYS if key not in BAD]
-ASSETS = ["curated", "scores", "filtered", "table"]
 
 
 @dataclass
@@ -34,68 +25,18 @@ class Deployment:
         with self.dev.instance() as instance:
             return list(reversed(instance.fetch_materializations(dg.AssetKey(asset), limit=500).records))
 
-    def runs(self, backfill: str) -> list[dg.DagsterRun]:
-        with self.dev.instance() as instance:
-            return list(instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill})))
-
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("live")
     raw, root = folder / "raw", folder / "out"
     raw.mkdir()
-    dev = DagsterDev(
-        "mm_assets_tests.live.toy_location",
-        folder / "home",
-        {"TOY_RAW": str(raw), "TOY_ROOT": str(root), "TOY_CHUNK": "5"},
-    )
-    deployment = Deployment(dev, raw, root)
-    for key in KEYS:
-        deployment.shard(key)
+    places = {"TOY_RAW": str(raw), "TOY_ROOT": str(root)}
+    dev = DagsterDev("mm_assets_tests.live.toy_location", folder / "home", places)
     with dev.instance() as instance:
-        instance.add_dynamic_partitions("shards", [*KEYS, "slow1", "slow2", "slow3"])
+        instance.add_dynamic_partitions("shards", ["slow1", "slow2", "slow3"])
     with dev:
-        yield deployment
-
-
-@pytest.fixture(scope="module")
-def failed_backfill(live: Deployment) -> str:
-    """A backfill of 12 shards in chunks of 5, of which two are damaged and one kills its worker."""
-    live.shard("k03", "RAISE")
-    live.shard("k07", "KILL")
-    live.shard("k08", "RAISE")
-    return live.dev.launch_backfill(ASSETS, KEYS)
-
-
-def test_good_shards_go_through_every_asset_in_one_wave(live: Deployment, failed_backfill: str) -> None:
-    assert live.dev.wait_for_backfill(failed_backfill) == "COMPLETED_FAILED"
-    runs = live.runs(failed_backfill)
-    assert sorted(run.status.value for run in runs) == [
-        "FAILURE",
-        "FAILURE",
-        "SUCCESS",
-    ]  # k01-k05, k06-k10, k11-k12
-    for asset in ASSETS:
-        events = live.events(asset)
-        assert sorted(str(e.partition_key) for e in events) == GOOD, "one event for each good shard"
-        assert {e.run_id for e in events} <= {run.run_id for run in runs}
-        shown = live.dev.partitions(asset)
-        assert (shown["materialized"], shown["failed"]) == (GOOD, BAD)
-
-
-def test_relaunch_from_failure_heals_exactly_the_failed(live: Deployment, failed_backfill: str) -> None:
-    live.dev.wait_for_backfill(failed_backfill)
-    before = {path: path.stat().st_mtime_ns for path in live.root.glob("*/*.out")}
-    for key in BAD:
-        live.shard(key)
-    relaunch = live.dev.relaunch_failed(failed_backfill)
-    assert live.dev.wait_for_backfill(relaunch) == "COMPLETED_SUCCESS"
-    run_ids = {run.run_id for run in live.runs(relaunch)}
-    for asset in ASSETS:
-        assert sorted(str(e.partition_key) for e in live.events(asset) if e.run_id in run_ids) == BAD
-        shown = live.dev.partitions(asset)
-        assert (shown["materialized"], shown["failed"]) == (KEYS, [])
-    assert before == {path: path.stat().st_mtime_ns for path in before}
+        yield Deployment(dev, raw, root)
 
 
 def test_termination_leaves_no_worker_and_nothing_half_published(live: Deployment, tmp_path: Path) -> None:
@@ -139,26 +80,6 @@ def test_termination_leaves_no_worker_and_nothing_half_published(live: Deploymen
         k: "unchanged" in e.asset_materialization.metadata for k, e in done.items() if e.asset_materialization
     }
     assert unchanged == {"slow1": True, "slow2": False, "slow3": False}
-
-
-def test_run_process_that_is_killed_leaves_no_worker(live: Deployment, tmp_path: Path) -> None:
-    note = tmp_path / "slow2"
-    live.shard("slow2", f"HALF {note}")
-    run = live.dev.launch_run("two", {"dagster/partition": "slow2"})
-    worker = int(
-        wait_for(
-            lambda: note.read_text() if note.exists() else None,
-            40,
-            "the worker to be in the middle of a write",
-        )
-    )
-    published = (live.root / "curated" / "slow2.out").read_bytes()
-    parent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-    assert parent in live.dev.processes()
-    os.kill(parent, signal.SIGKILL)
-    wait_for(lambda: not is_running(worker), 5, "the worker to be gone")
-    assert live.dev.wait_for_run(run) == "FAILURE"
-    assert (live.root / "curated" / "slow2.out").read_bytes() == published
 
 
 def test_re_execution_of_a_failed_run_from_failure_stays_red(live: Deployment) -> None:

@@ -16,6 +16,7 @@ from mm_assets.demo import make_shards
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.pool.ray import RayClusterError, RayPool
 from mm_assets.pool.workers import WorkerFailure
+from mm_assets_tests.cli.commands import run
 from mm_assets_tests.graph.output_digests import FOLDERS, digests
 from mm_assets_tests.live.daemon import wait_for
 from mm_assets_tests.live.headless_process import start, told_by
@@ -35,18 +36,22 @@ def nodes() -> Iterator[RayNodes]:
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten shards, one of which cannot be read."""
+    """Six shards, one of which cannot be read."""
     folder = tmp_path_factory.mktemp("shards") / "raw"
-    make_shards(folder, members=8, pdf=2, samples=3)
+    make_shards(folder, members=5, pdf=1, samples=2)
     (folder / f"{BAD}.tar").write_bytes(b"no tar" * 100)
     return folder
 
 
 @pytest.fixture(scope="module")
 def local(raw: Path) -> Path:
-    """What a run with local workers writes."""
-    storage = raw.parent / "local"
-    assert start(raw, storage, raw.parent / "local-home").wait() == 1
+    """What a run with local workers writes, and tells of the bad shard."""
+    storage, home = raw.parent / "local", raw.parent / "local-home"
+    home.mkdir()
+    settings = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": str(storage), "DAGSTER_HOME": str(home)}
+    done = run("run", MM_WORKERS="1", **settings)
+    assert done.returncode == 1
+    (home / "told").write_text(done.stdout)
     return storage
 
 
@@ -106,37 +111,32 @@ def test_the_package_travels_with_the_run(nodes: RayNodes, tmp_path: Path) -> No
     assert "/py_modules_files/" in done.stdout and "/mm_assets/__init__.py" in done.stdout
 
 
-def test_outputs_are_those_of_local_workers(nodes: RayNodes, raw: Path, local: Path) -> None:
-    storage = raw.parent / "ray"
-    home = raw.parent / "ray-home"
-    assert start(raw, storage, home, **nodes.settings).wait() == 1
-    found = digests(storage)
-    assert found == digests(local) and {name.partition("/")[0] for name in found} >= {"curated", "webdataset"}
-    assert rows_of(storage) == rows_of(local)
-    line, *_ = (line for line in told_by(home) if BAD in line)
-    assert line in told_by(raw.parent / "local-home"), "the bad shard is told of as by local workers"
-
-
-def test_a_node_is_killed_in_the_middle(nodes: RayNodes, raw: Path, local: Path) -> None:
+def test_outputs_are_those_of_local_workers_also_if_a_node_is_killed(
+    nodes: RayNodes, raw: Path, local: Path
+) -> None:
     storage = raw.parent / "killed"
-    run = start(raw, storage, raw.parent / "killed-home", **nodes.settings)
+    process = start(raw, storage, raw.parent / "killed-home", **nodes.settings)
     wait_for(nodes.other_is_at_work, 120, "a task on the second node")
     nodes.kill_other()
     try:
-        assert run.wait() == 1
+        assert process.wait() == 1
     finally:
         nodes.start_other()
-    assert digests(storage) == digests(local) and rows_of(storage) == rows_of(local)
+    found = digests(storage)
+    assert found == digests(local) and {name.partition("/")[0] for name in found} >= {"curated", "webdataset"}
+    assert rows_of(storage) == rows_of(local)
+    line, *_ = (line for line in told_by(raw.parent / "killed-home") if BAD in line)
+    assert line in told_by(raw.parent / "local-home"), "the bad shard is told of as by local workers"
 
 
 def test_an_interrupt_ends_the_run(nodes: RayNodes, raw: Path, local: Path) -> None:
     """As with local workers: an exit code of its own, and nothing half-written."""
     storage = raw.parent / "interrupted"
     home = raw.parent / "interrupted-home"
-    run = start(raw, storage, home, **nodes.settings)
+    process = start(raw, storage, home, **nodes.settings)
     wait_for(lambda: any((storage / "curated").glob("*.parquet")), 120, "the first shard")
-    run.send_signal(signal.SIGINT)
-    assert run.wait() == 130
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
     assert told_by(home)[-1].endswith("interrupted; nothing half-written was published")
     assert start(raw, storage, home, **nodes.settings).wait() == 1, "one shard is bad"
     assert digests(storage) == digests(local)
@@ -200,10 +200,8 @@ def test_a_folder_that_another_node_does_not_see(nodes: RayNodes, tmp_path: Path
 
 
 def test_there_is_no_cluster(raw: Path, tmp_path: Path) -> None:
-    storage = tmp_path / "storage"
-    assert start(raw, storage, tmp_path, MM_ENGINE="ray", MM_RAY_ADDRESS="127.0.0.1:1").wait() == 1
-    assert any(
-        line.endswith("MM_RAY_ADDRESS=127.0.0.1:1: no Ray cluster: Connection refused")
-        for line in told_by(tmp_path)
-    ), told_by(tmp_path)
-    assert not any((storage / folder).exists() for folder in FOLDERS)
+    folders = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": str(tmp_path), "DAGSTER_HOME": str(tmp_path / "home")}
+    done = run("run", MM_ENGINE="ray", MM_RAY_ADDRESS="127.0.0.1:1", **folders)
+    assert done.returncode == 1
+    assert "MM_RAY_ADDRESS=127.0.0.1:1: no Ray cluster: Connection refused\n" in done.stdout
+    assert not any((tmp_path / folder).exists() for folder in FOLDERS)

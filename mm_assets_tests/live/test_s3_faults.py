@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from unittest.mock import patch
 
 import dagster as dg
+import fsspec
 import pytest
 
 from mm_assets.definitions import build_definitions
 from mm_assets.graph.resources import resources_from_environment
+from mm_assets_tests.cli.commands import run
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.fault_rounds import CONVERSIONS, FaultRounds, complaints
 from mm_assets_tests.live.faulty_proxy import (
@@ -39,9 +43,16 @@ _KEYS = "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or [stores] in the settings 
 DENIED_LINE = f"permission denied: the credentials do not allow it, or are wrong {_KEYS}"
 
 
+def _here(words: Sequence[object], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """A command in this process, for which fsspec reads its variables anew."""
+    with patch.dict(fsspec.config.conf):
+        fsspec.config.set_conf_env(fsspec.config.conf, dict(env))
+        return run(*words, **env)
+
+
 @pytest.fixture(scope="module")
 def store(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyStore]:
-    with faulty_store(s3, tmp_path_factory.mktemp("faults"), members=1) as store:
+    with faulty_store(s3, tmp_path_factory.mktemp("faults"), members=1, runner=_here) as store:
         yield store
 
 

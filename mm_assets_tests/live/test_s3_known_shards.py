@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from mm_assets.demo import make_shards
-from mm_assets_tests.cli.commands import run_process
+from mm_assets_tests.cli.commands import run
 from mm_assets_tests.live.faulty_proxy import faulty_proxy
 from mm_assets_tests.live.s3_server import S3Server
+from mm_assets_tests.warm_workers import warm_workers
 
 pytestmark = pytest.mark.clients
 
@@ -18,7 +19,7 @@ FEW, MANY = 2, 12
 
 
 COMMANDS = {
-    "convert": ("convert", "raw", "OUT", "--to", "lance", "--workers", "1"),
+    "convert": ("convert", "RAW", "OUT", "--to", "lance", "--workers", "1"),
     "run": ("run", "--missing"),
 }
 
@@ -31,21 +32,22 @@ def test_a_new_shard_costs_the_same_among_many(s3: S3Server, tmp_path: Path, com
     make_shards(made, members=MANY + 1, pdf=0, samples=1)
     shards = sorted(made.iterdir())
     out = f"s3://{s3.new_bucket()}/out"
-    words = [out if word == "OUT" else word for word in COMMANDS[command]]
+    words = [{"RAW": raw, "OUT": out}.get(word, word) for word in COMMANDS[command]]
 
     def add(first: int, after: int) -> Counter[str]:
         for shard in shards[first:after]:
             shard.rename(raw / shard.name)
         proxy.reset()
-        done = run_process(*words, env=env, cwd=tmp_path)
+        done = run(*words, **env)
         assert done.returncode == 0, done.stderr
         if command == "convert":  # it would look at shards that it has converted
             for shard in shards[first:after]:
                 (raw / shard.name).unlink()
         return proxy.requests
 
-    with faulty_proxy(s3.endpoint) as proxy:
-        graph = {"MM_RAW_SHARDS": "raw", "MM_STORAGE": out, "DAGSTER_HOME": str(tmp_path / "home")}
+    with faulty_proxy(s3.endpoint) as proxy, warm_workers():
+        graph = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": out, "MM_WORKERS": "1"}
+        graph["DAGSTER_HOME"] = str(tmp_path / "home")
         env = {**s3.env, "AWS_ENDPOINT_URL": proxy.endpoint, **(graph if command == "run" else {})}
         add(0, FEW)
         among_few = add(FEW, FEW + 1)

@@ -14,7 +14,7 @@ from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import only_line, run, run_process
 from mm_assets_tests.live.s3_server import S3Server
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
 Variables = dict[str, str | None]  # None: absent
@@ -76,15 +76,11 @@ def test_who_is_not_let_in(s3: S3Server, bucket: str, raw: Path, tmp_path: Path,
     variables, what = WRONG[wrong]
     for place, command in commands(f"s3://{bucket}/in", f"s3://{bucket}/out", raw, tmp_path):
         assert line_of(*command, env={**s3.env, **variables}) == f"{place}: {what}"
-    storage = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": f"s3://{bucket}/out"}
-    assert (
-        only_line(run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **storage}))
-        == f"s3://{bucket}/out: {what}"
-    )
-    shards = {"MM_RAW_SHARDS": f"s3://{bucket}/in", "MM_STORAGE": str(tmp_path / "storage")}
-    told = only_line(
-        run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **shards})
-    )
+    home = {"DAGSTER_HOME": str(tmp_path / "home")}
+    storage = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": f"s3://{bucket}/out", **home}
+    assert line_of("run", env={**s3.env, **variables, **storage}) == f"s3://{bucket}/out: {what}"
+    shards = {"MM_RAW_SHARDS": f"s3://{bucket}/in", "MM_STORAGE": str(tmp_path / "storage"), **home}
+    told = line_of("run", env={**s3.env, **variables, **shards})
     assert told == f"no raw shards: s3://{bucket}/in: {what}"
     assert s3.filesystem().find(f"{bucket}/out") == [] and not (tmp_path / "out").exists()
 
@@ -93,9 +89,7 @@ def test_who_is_not_let_in_to_a_file(s3: S3Server, bucket: str, raw: Path, tmp_p
     variables, what = WRONG["file"]
     file = f"s3://{bucket}/in/web-00000.tar"
     shards = {"MM_RAW_SHARDS": file, "MM_STORAGE": str(tmp_path / "storage")}
-    told = only_line(
-        run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **shards})
-    )
+    told = line_of("run", env={**s3.env, **variables, **shards})
     assert told.startswith(f"no raw shards: {file}: {what}")
 
 
@@ -120,7 +114,7 @@ def test_what_is_not_there(s3: S3Server, bucket: str, raw: Path, tmp_path: Path)
         "MM_RAW_SHARDS": "s3://no-such-bucket/in s3://no-such-bucket/in/a.tar",
         "MM_STORAGE": str(tmp_path / "storage"),
     }
-    told = only_line(run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **shards}))
+    told = line_of("run", env={**s3.env, **shards})
     assert (
         told == "no raw shards: s3://no-such-bucket/in/a.tar: no such bucket; s3://no-such-bucket/in: no "
         "such bucket"

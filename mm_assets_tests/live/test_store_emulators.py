@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 
 from mm_assets.demo import make_shards
-from mm_assets_tests.cli.commands import run_process
+from mm_assets_tests.cli.commands import run, run_process
 from mm_assets_tests.live.store_emulators import AZURITE, StoreEmulator, azure_emulator, google_emulator
+from mm_assets_tests.warm_workers import warm_workers
 
 pytestmark = pytest.mark.clients
 
@@ -28,7 +29,11 @@ def azurite() -> None:
 def store(request: pytest.FixtureRequest) -> Iterator[StoreEmulator]:
     if request.param == "azure":
         request.getfixturevalue("azurite")
-    with EMULATORS[request.param]() as emulator, mock.patch.dict(os.environ, emulator.env):
+    with (
+        EMULATORS[request.param]() as emulator,
+        mock.patch.dict(os.environ, emulator.env),
+        warm_workers(),
+    ):
         emulator.filesystem().mkdir(emulator.bucket)
         yield emulator
 
@@ -42,7 +47,7 @@ def raw(store: StoreEmulator, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def command(store: StoreEmulator, *words: object, **settings: str) -> str:
-    done = run_process(*words, env={**store.env, **settings})
+    done = run(*words, **store.env, **settings)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 
@@ -63,6 +68,7 @@ def test_the_graph_in_an_emulator(store: StoreEmulator, raw: str, tmp_path: Path
         "MM_RAW_SHARDS": raw,
         "MM_STORAGE": f"{store.bucket}/storage",
         "MM_MIN_ASPECT_RATIO": "1",
+        "MM_WORKERS": "1",
         "DAGSTER_HOME": str(tmp_path / "home"),
     }
     assets = [
@@ -90,7 +96,7 @@ def test_a_wrong_key_of_an_emulator_is_one_line(tmp_path: Path) -> None:
     make_shards(tmp_path, members=1, pdf=0, samples=1)
     with azure_emulator() as emulator:
         env = {name: value.replace("Eby8", "Fby8") for name, value in emulator.env.items()}
-        for kind in emulator.formats:
+        for kind in ("parquet", "lance"):  # each by a client of its own
             done = run_process("convert", tmp_path, f"{emulator.bucket}/out", "--to", kind, env=env)
             (line,) = done.stderr.splitlines()
             assert line.startswith(f"mm-assets: {emulator.bucket}/out: permission denied: the credentials")
@@ -99,7 +105,7 @@ def test_a_wrong_key_of_an_emulator_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_bucket_that_an_emulator_has_not(store: StoreEmulator, tmp_path: Path) -> None:
-    done = run_process("convert", f"{store.scheme}://nowhere/raw", tmp_path, "--to", "parquet", env=store.env)
+    done = run("convert", f"{store.scheme}://nowhere/raw", tmp_path, "--to", "parquet", **store.env)
     name = {"gs": "bucket", "az": "container"}[store.scheme]
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"mm-assets: {store.scheme}://nowhere/raw: no such {name}"

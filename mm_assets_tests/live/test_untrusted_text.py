@@ -14,7 +14,7 @@ from urllib.parse import quote
 import dagster as dg
 import pytest
 
-from mm_assets_tests.cli.commands import run_process
+from mm_assets_tests.cli.commands import run
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import write_tar
 from mm_assets_tests.live.browser import screenshot
@@ -58,11 +58,10 @@ def test_no_page_asks_for_what_the_data_name(tmp_path: Path) -> None:
         home = tmp_path / "home"
         settings = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage")}
         settings |= {"MM_WORKERS": "1", "MM_MIN_SHARPNESS": "1", "DAGSTER_HOME": str(home)}
-        home.mkdir()
-        assert run_process("run", cwd=tmp_path, env=settings).returncode == 1
+        assert run("run", **settings).returncode == 1
         with DagsterDev("mm_assets.definitions", home, settings) as dev:
             with dev.instance() as instance:
-                (run, *_) = instance.get_run_ids()
+                (run_id, *_) = instance.get_run_ids()
                 seen = Path(os.environ.get("KEEP_SCREENSHOTS", tmp_path))
                 pages = {
                     "partition": (
@@ -76,7 +75,7 @@ def test_no_page_asks_for_what_the_data_name(tmp_path: Path) -> None:
                         "assets/raw_shards?view=checks&checkDetail=unique_sample_ids",
                         ["unique_sample_ids"],
                     ),
-                    "run": (f"runs/{run}", ["curated_parquet_landed"]),
+                    "run": (f"runs/{run_id}", ["curated_parquet_landed"]),
                 }
                 for page, (path, texts) in pages.items():
                     screenshot(f"{dev.url}/{path}", seen / f"{page}.png", texts, seconds=30)

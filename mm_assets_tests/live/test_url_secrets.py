@@ -23,7 +23,7 @@ import pytest
 from mm_assets import InterleavedWebdatasetReader, materialize
 from mm_assets.demo import make_shards
 from mm_assets.formats.names import FORMATS
-from mm_assets_tests.cli.commands import run_process
+from mm_assets_tests.cli.commands import run
 
 SECRETS = re.compile(rb"S3cretPW|S3cretSignature|S3cretKey|bWU6UzNjcmV0UFc")  # the last: as a header has it
 SIGNATURE = "X-Amz-Credential=S3cretKey%2Fus&X-Amz-Signature=S3cretSignature"
@@ -72,14 +72,25 @@ class _Guarded(SimpleHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that goes away in the middle of an answer."""
+
+
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Host and port of the server; it has three shards, a cut one and one of noise."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two shards, a cut one and one of noise."""
     folder = tmp_path_factory.mktemp("served")
-    shards = make_shards(folder / "raw", members=2, pdf=1, samples=2)
+    shards = make_shards(folder / "raw", members=2, pdf=0, samples=2)
     (folder / "raw" / "cut.tar").write_bytes(shards[0].read_bytes()[:20_000])
     (folder / "raw" / "noise.tar").write_bytes(b"no tar" * 100)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Guarded, directory=str(folder)))
+    return folder
+
+
+@pytest.fixture
+def address(served: Path) -> Iterator[str]:
+    """Host and port of a server that nobody has told this process a login of."""
+    server = _Server(("127.0.0.1", 0), partial(_Guarded, directory=str(served)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"127.0.0.1:{server.server_port}"
@@ -128,10 +139,10 @@ def test_conversion(address: str, source: str, kind: str, tmp_path: Path) -> Non
         "login": f"http://me:S3cretPW@{address}/raw/web-*.tar",
         "signature": f"http://{address}/raw/web-0000{{0,1}}.tar?{SIGNATURE}",
     }[source]
-    converted = run_process("convert", url, tmp_path / "out", "--to", kind, cwd=tmp_path)
+    converted = run("convert", url, tmp_path / "out", "--to", kind, "--workers", "1")
     assert (converted.returncode, converted.stderr) == (0, "")
     assert converted.stdout.startswith(f"{tmp_path / 'out'}: 2 partitions, 4 samples, ")
-    seen = run_process("inspect", url, cwd=tmp_path)
+    seen = run("inspect", url)
     assert (seen.returncode, seen.stderr) == (0, "")
     assert f"http://{address}/raw/web-" in seen.stdout
     assert leaks(tmp_path, converted, seen) == []
@@ -146,12 +157,13 @@ def test_what_goes_wrong(address: str, name: str, is_signed: bool, tmp_path: Pat
         if is_signed
         else f"http://me:{wrong}@{address}/raw/{name}.tar"
     )
+    out = tmp_path / "out"
     done = [
-        run_process("inspect", url, cwd=tmp_path),
-        run_process("convert", url, "out", "--to", "parquet", cwd=tmp_path),
-        run_process("verify", url, url, cwd=tmp_path),
-        run_process("convert", url, "out", "--to", "parquet", "--on-materialize-error", "warn", cwd=tmp_path),
-        run_process("inspect", url, url, cwd=tmp_path),
+        run("inspect", url),
+        run("convert", url, out, "--to", "parquet"),
+        run("verify", url, url),
+        run("convert", url, out, "--to", "parquet", "--on-materialize-error", "warn"),
+        run("inspect", url, url),
     ]
     assert all(each.returncode and f"http://{address}/raw/{name}.tar" in each.stderr for each in done)
     assert leaks(tmp_path, *done) == []
@@ -161,28 +173,27 @@ def test_what_goes_wrong(address: str, name: str, is_signed: bool, tmp_path: Pat
 def test_a_login_that_is_missing_or_refused(address: str, login: str, tmp_path: Path) -> None:
     url, shown = f"http://{login}{address}/raw/web-00000.tar", f"http://{address}/raw/web-00000.tar"
     refused = f"{shown}: login missing or refused: write USER:PASSWORD@ before the host, or see [stores] in"
-    settings = {"MM_STORAGE": str(tmp_path / "storage"), "MM_RAW_SHARDS": url}
-    planned = run_process("run", "--dry-run", cwd=tmp_path, env=settings)
+    settings = {"MM_STORAGE": str(tmp_path / "storage"), "DAGSTER_HOME": str(tmp_path / "home")}
+    planned = run("run", "--dry-run", MM_RAW_SHARDS=url, **settings)
     assert planned.returncode == 1
     assert planned.stderr.startswith(f"mm-assets: no raw shards: {refused}")
-    assert refused in run_process("convert", url, "out", "--to", "parquet", cwd=tmp_path).stderr
-    absent = {**settings, "MM_RAW_SHARDS": f"http://me:S3cretPW@{address}/raw/absent.tar"}
-    line = run_process("run", "--dry-run", cwd=tmp_path, env=absent).stderr
+    assert refused in run("convert", url, tmp_path / "out", "--to", "parquet").stderr
+    absent = f"http://me:S3cretPW@{address}/raw/absent.tar"
+    line = run("run", "--dry-run", MM_RAW_SHARDS=absent, **settings).stderr
     assert line.startswith(f"mm-assets: no raw shards: http://{address}/raw/absent.tar: no such file")
 
 
 def test_run_of_the_graph(address: str, tmp_path: Path) -> None:
     login = f"http://me:S3cretPW@{address}/raw"
-    locations = f"{login}/{{web-00000,cut,absent}}.tar 'http://{address}/raw/web-00001.tar?{SIGNATURE}'"
     settings = {
-        "MM_RAW_SHARDS": locations,
-        "MM_STORAGE": "storage",
-        "DAGSTER_HOME": "home",
+        "MM_RAW_SHARDS": f"{login}/{{web-00000,cut,absent}}.tar "
+        f"'http://{address}/raw/web-00001.tar?{SIGNATURE}'",
+        "MM_STORAGE": str(tmp_path / "storage"),
+        "DAGSTER_HOME": str(tmp_path / "home"),
         "MM_WORKERS": "1",
     }
-    (tmp_path / "home").mkdir()
     done = [
-        run_process(*command, cwd=tmp_path, env={**settings, "DAGSTER_HOME": str(tmp_path / "home")})
+        run(*command, **settings)
         for command in (["run"], ["run", "--dry-run"], ["prove"], ["run", "--failed"])
     ]
     assert [each.returncode for each in done] == [1, 0, 0, 1]
@@ -207,10 +218,11 @@ def test_bytes_that_are_fetched_later(address: str) -> None:
         assert materialize(batch).data.equals(whole.data)
 
 
-def test_login_in_the_settings_file(address: str, tmp_path: Path) -> None:
+def test_login_in_the_settings_file(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mm_assets.toml").write_text(
         f'[stores."http://{address}/raw"]\nusername = "me"\npassword = "S3cretPW"\n'
     )
-    done = run_process("inspect", f"http://{address}/raw/web-00000.tar", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = run("inspect", f"http://{address}/raw/web-00000.tar")
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 partition, 2 samples" in done.stdout
