@@ -16,16 +16,16 @@ pytestmark = pytest.mark.clients
 _SCRIPTS = Path(__file__).with_name("open_with")
 
 
-def model(folder: Path, seed: int) -> Path:
-    """A model with random weights."""
-    run([clients_bin("python"), _SCRIPTS / "tiny_clip.py", folder, str(seed)])
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders ``1`` and ``2``: models with random weights."""
+    folder = tmp_path_factory.mktemp("models")
+    run([clients_bin("python"), _SCRIPTS / "tiny_clip.py", folder, "1", "2"])
     return folder
 
 
-def test_values_are_those_of_the_library_in_any_batch(tmp_path: Path) -> None:
-    model(tmp_path / "one", 1)
-    model(tmp_path / "two", 2)
-    script = [clients_bin("python"), _SCRIPTS / "clip_measures.py", tmp_path]
+def test_values_are_those_of_the_library_in_any_batch(models: Path) -> None:
+    script = [clients_bin("python"), _SCRIPTS / "clip_measures.py", models]
     found = json.loads(run(script, PYTHONPATH=str(ROOT)).splitlines()[-1])
     assert found.pop("similarity off by") < 6e-5  # half of the last decimal
     assert found.pop("embedding off by") < 6e-5
@@ -49,8 +49,8 @@ def test_values_are_those_of_the_library_in_any_batch(tmp_path: Path) -> None:
     }
 
 
-def test_convert_keeps_the_images_that_fit(tmp_path: Path) -> None:
-    settings = {"PYTHONPATH": str(ROOT), "MM_CLIP_MODEL": str(model(tmp_path / "model", 1))}
+def test_convert_keeps_the_images_that_fit(models: Path, tmp_path: Path) -> None:
+    settings = {"PYTHONPATH": str(ROOT), "MM_CLIP_MODEL": str(models / "1")}
     pictures = [picture(number)[1] for number in range(0, 24, 2)]
     source = batch_of(sample("a", "a text", *pictures[:8]) + sample("b", *pictures[8:]))
     write("parquet", tmp_path / "in", [source])

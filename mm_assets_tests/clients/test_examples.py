@@ -9,9 +9,8 @@ import io
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.demo import make_shards
-from mm_assets_tests.clients.environment import FORMATS, ROOT, clients_bin, run
+from mm_assets_tests.clients.environment import FORMATS, ROOT, clients_bin, convert, run
 from mm_assets_tests.formats.raw_tars import make_tar
 
 pytestmark = pytest.mark.clients
@@ -72,10 +71,6 @@ def png(number: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (4 + number, 5), (number, 2, 3)).save(file, "PNG")
     return file.getvalue()
-
-
-def convert(raw: Path, out: Path, to: str) -> None:
-    run([sys.executable, "-m", "mm_assets.cli", "convert", raw, out, "--to", to])
 
 
 def from_parquet(folder: Path) -> list[Sample]:
@@ -156,68 +151,74 @@ def modalities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sam
     return root, samples
 
 
-@pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
-def test_webdataset_every_sample_once(seed: list[str], outputs: Path, truth: list[Sample]) -> None:
-    arguments = [outputs / "webdataset", *seed]
-    whole = plain(given("webdataset_loader", *arguments))
-    assert sorted(whole) == truth
-
-    again, *nodes = map(
-        plain, given_in_turn("webdataset_loader", (arguments, {}), *((arguments, node) for node in TWO_NODES))
-    )
-    assert again == whole  # the same order in another process
-    assert all(nodes)
-    assert sorted(nodes[0] + nodes[1]) == truth
+ORDERS: list[list[str]] = [[], ["--seed", "3"]]  # as they lie, and shuffled
 
 
-def test_webdataset_shuffles_anew_in_each_epoch(outputs: Path, truth: list[Sample]) -> None:
-    options: list[list[str]] = [["--seed", "3"], ["--seed", "3", "--epoch", "1"], []]
-    runs: list[Run] = [([outputs / "webdataset", *some], {}) for some in options]
-    orders = [plain(order) for order in given_in_turn("webdataset_loader", *runs)]
-    assert [sorted(order) for order in orders] == [truth] * 3
-    assert len(set(map(tuple, orders))) == 3
+def test_webdataset_every_sample_once(outputs: Path, truth: list[Sample]) -> None:
+    orders: list[list[str | Path]] = [[outputs / "webdataset", *order] for order in ORDERS]
+    runs: list[Run] = [(arguments, node) for arguments in orders for node in ({}, *TWO_NODES)]
+    found = list(map(plain, given_in_turn("webdataset_loader", *runs)))
+    for whole, *nodes in (found[:3], found[3:]):
+        assert sorted(whole) == truth
+        assert all(nodes)
+        assert sorted(nodes[0] + nodes[1]) == truth
 
-
-@pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
-@pytest.mark.parametrize("stops", [[1], [17, 20]])
-def test_webdataset_resumes_with_exactly_the_rest(
-    seed: list[str], stops: list[int], outputs: Path, truth: list[Sample], tmp_path: Path
-) -> None:
-    arguments = [outputs / "webdataset", *seed, "--position", tmp_path / "position", "--batch-size", "3"]
-    parts = []
-    for stop in stops:
-        parts.append(plain(given("webdataset_loader", *arguments, "--stop-after", str(stop))))
-        assert stop <= len(parts[-1]) < stop + 3
-    rest, over, next_epoch = map(
-        plain,
-        given_in_turn(
-            "webdataset_loader", (arguments, {}), (arguments, {}), ([*arguments, "--epoch", "1"], {})
-        ),
-    )
-
-    assert sorted([*chain.from_iterable(parts), *rest]) == truth
-    assert over == []
+    again = [*((arguments, {}) for arguments in orders), ([*orders[1], "--epoch", "1"], {})]
+    *same, next_epoch = map(plain, given_in_turn("webdataset_loader", *again))
+    assert same == [found[0], found[3]]  # the same orders in another process
     assert sorted(next_epoch) == truth
+    assert len({*map(tuple, same), tuple(next_epoch)}) == 3
 
 
-@pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
+def test_webdataset_resumes_with_exactly_the_rest(outputs: Path, truth: list[Sample], tmp_path: Path) -> None:
+    """In another process than that which was stopped."""
+    stops = [(order, stops) for order in ORDERS for stops in ([1], [17, 20])]
+    arguments = [
+        [outputs / "webdataset", *order, "--position", tmp_path / str(number), "--batch-size", "3"]
+        for number, (order, _) in enumerate(stops)
+    ]
+    stopped: list[Run] = [
+        ([*arguments[number], "--stop-after", str(stop)], {})
+        for number, (_, each) in enumerate(stops)
+        for stop in each
+    ]
+    parts = iter(map(plain, given_in_turn("webdataset_loader", *stopped)))
+    resumed: list[Run] = [
+        (options, {}) for each in arguments for options in (each, each, [*each, "--epoch", "1"])
+    ]
+    rests = iter(map(plain, given_in_turn("webdataset_loader", *resumed)))
+    for _, each in stops:
+        seen = []
+        for stop in each:
+            part = next(parts)
+            assert stop <= len(part) < stop + 3
+            seen += part
+        rest, over, next_epoch = islice(rests, 3)
+        assert sorted([*seen, *rest]) == truth
+        assert over == []
+        assert sorted(next_epoch) == truth
+
+
 def test_webdataset_resumes_on_other_nodes_and_workers(
-    seed: list[str], outputs: Path, truth: list[Sample], tmp_path: Path
+    outputs: Path, truth: list[Sample], tmp_path: Path
 ) -> None:
-    arguments = [outputs / "webdataset", *seed, "--position", tmp_path / "position"]
-    seen: list[list[Any]] = []
+    arguments = [
+        [outputs / "webdataset", *order, "--position", tmp_path / str(number)]
+        for number, order in enumerate(ORDERS)
+    ]
     three_nodes = [{"RANK": rank, "WORLD_SIZE": "3"} for rank in "012"]
-    for options, nodes in (
-        (["--workers", "1", "--stop-after", "5"], three_nodes),
-        (["--stop-after", "7"], TWO_NODES),  # one is finished before the other begins
-        (["--workers", "3", "--stop-after", "4"], TWO_NODES[::-1]),
-    ):
-        runs: list[Run] = [([*arguments, *options], node) for node in nodes]
-        seen += chain.from_iterable(given_in_turn("webdataset_loader", *runs))
-    assert len(seen) < len(truth)
-    seen += given("webdataset_loader", *arguments, "--workers", "0")
-
-    assert sorted(plain(seen)) == truth
+    steps: list[tuple[list[str], dict[str, str]]] = [
+        *((["--workers", "1", "--stop-after", "5"], node) for node in three_nodes),
+        *((["--stop-after", "7"], node) for node in TWO_NODES),  # one is finished before the other begins
+        *((["--workers", "3", "--stop-after", "4"], node) for node in TWO_NODES[::-1]),
+    ]
+    runs: list[Run] = [([*each, *options], node) for each in arguments for options, node in steps]
+    found = given_in_turn("webdataset_loader", *runs)
+    rests = given_in_turn("webdataset_loader", *(([*each, "--workers", "0"], {}) for each in arguments))
+    for number, rest in enumerate(rests):
+        seen = list(chain.from_iterable(found[number * len(steps) : (number + 1) * len(steps)]))
+        assert len(seen) < len(truth)
+        assert sorted(plain([*seen, *rest])) == truth
 
 
 def test_paired_every_sample_once(modalities: tuple[Path, list[Sample]]) -> None:
@@ -247,11 +248,18 @@ def test_paired_refuses_what_does_not_pair(modalities: tuple[Path, list[Sample]]
 
 def test_lance_every_sample_once_in_another_order(outputs: Path, truth: list[Sample]) -> None:
     table = outputs / "lance" / "items.lance"
-    samples = plain(given("lance_loader", table, "--epochs", "2", "--seed", "5"))
+    samples, here = map(
+        plain,
+        given_in_turn(
+            "lance_loader",
+            ([table, "--epochs", "2", "--seed", "5"], {}),
+            ([table, "--workers", "0", "--seed", "5"], {}),
+        ),
+    )
     first, second = samples[: len(truth)], samples[len(truth) :]
     assert sorted(first) == sorted(second) == truth
     assert first != second
-    assert plain(given("lance_loader", table, "--workers", "0", "--seed", "5")) == first
+    assert here == first
 
 
 def test_lance_rows_of_a_replaced_partition(tmp_path: Path) -> None:
@@ -266,7 +274,7 @@ def test_lance_rows_of_a_replaced_partition(tmp_path: Path) -> None:
 
     truth = from_parquet(tmp_path / "parquet")
     assert len(truth) == 9
-    assert sorted(plain(given("lance_loader", table / "items.lance"))) == truth
+    assert sorted(plain(given("lance_loader", table / "items.lance", "--workers", "0"))) == truth
 
 
 def test_lance_samples_that_lie_across_batches(tmp_path: Path) -> None:
@@ -280,7 +288,8 @@ def test_lance_samples_that_lie_across_batches(tmp_path: Path) -> None:
     )
     convert(tmp_path / "raw.tar", tmp_path / "out", "lance")
 
-    found = plain(given("lance_loader", tmp_path / "out" / "items.lance", "--batch-size", "50"))
+    options = ["--workers", "0", "--batch-size", "50"]
+    found = plain(given("lance_loader", tmp_path / "out" / "items.lance", *options))
     assert sorted(found) == [(f"{number:04d}", tuple(texts)) for number in range(800)]
 
 
@@ -335,7 +344,6 @@ def test_a_rank_without_data_is_refused(
     assert re.fullmatch(line, done.stderr.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("prefix", ["", "file://"])
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
@@ -345,10 +353,9 @@ def test_a_rank_without_data_is_refused(
         ("paired_loader", ""),
     ],
 )
-def test_the_scripts_run_by_path_and_url(
+def test_the_scripts_run_by_url(
     name: str,
     folder: str,
-    prefix: str,
     outputs: Path,
     truth: list[Sample],
     modalities: tuple[Path, list[Sample]],
@@ -359,5 +366,5 @@ def test_the_scripts_run_by_path_and_url(
     """
     place, samples = (outputs / folder, truth) if folder else modalities
     script = ROOT / "examples" / f"{name}.py"
-    printed = run([clients_bin("python"), script, f"{prefix}{place}"], PYTHONPATH=str(ROOT))
+    printed = run([clients_bin("python"), script, f"file://{place}"], PYTHONPATH=str(ROOT))
     assert f"{len(samples)} samples, " in printed.splitlines()[-1]

@@ -1,6 +1,6 @@
 """Every client opens our outputs of hostile shards, unmodified, and finds what the raw shards say.
 
-Each case runs twice: on folders written by hand (``by_hand``: proves the client's script) and on ours.
+Each opens two folders: one written by hand (``by_hand``: proves the client's script) and ours.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets_tests.clients.environment import convert, open_with
+from mm_assets_tests.clients.environment import convert_to_all, open_with
 from mm_assets_tests.clients.hostile import PER_IMAGE, PER_TEXT, make_hostile
 from mm_assets_tests.clients.open_with.normal_form import sha256, stripped
 from mm_assets_tests.clients.reference import read_partitions, write_formats, write_reference
@@ -46,12 +46,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hostile(tmp_path_factory.mktemp("hostile"))
 
 
-@pytest.fixture(scope="module", params=["by_hand", "ours"])
-def outputs(
-    request: pytest.FixtureRequest, hostile: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Outputs:
-    root = tmp_path_factory.mktemp(request.param)
-    (write_reference if request.param == "by_hand" else convert)(hostile, root, PER_IMAGE, PER_TEXT)
+@pytest.fixture(scope="module")
+def outputs(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    root = tmp_path_factory.mktemp("outputs")
+    write_reference(hostile, root / "by_hand", PER_IMAGE, PER_TEXT)
+    convert_to_all(hostile, root / "ours", PER_IMAGE, PER_TEXT)
     return Outputs(root, read_truth(hostile, PER_IMAGE, PER_TEXT))
 
 
@@ -78,19 +77,18 @@ def image_digests(folder: Path) -> dict[str, list[str | None]]:
 @pytest.mark.parametrize("client", CLIENTS)
 def test_client_finds_what_the_source_says(client: str, outputs: Outputs) -> None:
     folder_name, parts = CLIENTS[client]
-    folder = outputs.root / folder_name
-    before = tree(folder)
+    folders = [outputs.root / name / folder_name for name in ("by_hand", "ours")]
+    before = tree(outputs.root)
 
-    found = open_with(client, folder)
-
-    assert differences(outputs.truth, found, parts) == []
-    assert tree(folder) == before, f"{client} changed the folder it was to read"
-    if folder_name == "webdataset" and "images" in parts:
-        # TIFFs too, to the byte: compared with the tar, not with the source, which may hold them in another
-        # layout.
-        written = image_digests(folder)
-        reported = {sample_id: sample.get("ranges", sample["images"]) for sample_id, sample in found.items()}
-        assert reported == written
+    for folder, found in zip(folders, open_with(client, *folders), strict=True):
+        assert differences(outputs.truth, found, parts) == [], folder
+        if folder_name == "webdataset" and "images" in parts:
+            # TIFFs too, to the byte: compared with the tar, not with the source, which may hold them in
+            # another layout.
+            written = image_digests(folder)
+            reported = {name: sample.get("ranges", sample["images"]) for name, sample in found.items()}
+            assert reported == written, folder
+    assert tree(outputs.root) == before, f"{client} changed a folder it was to read"
 
 
 @pytest.mark.parametrize("client", ["webdataset_plain", "duckdb_open", "pylance_open"])
@@ -106,7 +104,7 @@ def test_a_fault_is_seen(client: str, hostile: Path, tmp_path: Path) -> None:
     samples["%2E"].extra["metadata"]["big"] += 1
     write_formats(tmp_path, partitions)
 
-    found = open_with(client, tmp_path / CLIENTS[client][0])
+    (found,) = open_with(client, tmp_path / CLIENTS[client][0])
     lines = differences(read_truth(hostile, PER_IMAGE, PER_TEXT), found)
 
     assert sorted(line.split(" is ")[0] for line in lines) == [

@@ -37,14 +37,10 @@ def two_nodes(
     folder: Path, count: int, start_method: str, policy: str
 ) -> tuple[list[list[list[list[str]]]], list[str]]:
     """What each node saw in each pass, and what was logged."""
-    nodes, logged = [], []
-    for rank in "01":
-        lines = script(
-            "paired_dataloader", folder, str(count), start_method, policy, RANK=rank, WORLD_SIZE="2"
-        )
-        nodes.append(json.loads(lines[-1]))
-        logged += lines[:-1]
-    return nodes, logged
+    lines = script("paired_dataloader", folder, str(count), start_method, policy)
+    nodes = [json.loads(line) for line in lines if line.startswith("[")]
+    assert len(nodes) == 2
+    return nodes, [line for line in lines if not line.startswith("[")]
 
 
 def samples_of(keys: Iterable[str]) -> list[list[str]]:

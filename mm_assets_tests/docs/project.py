@@ -43,15 +43,16 @@ def copy_project(project: Path, folder: Path) -> Path:
     return Path(shutil.copytree(project, folder, symlinks=True))
 
 
-def run_block(block: Block, folder: Path) -> str:
-    """Standard output of a block, pasted into a shell, an interpreter or DuckDB in that folder.
+def run_block(block: Block, folder: Path, programs: Path) -> str:
+    """Standard output of a block, pasted into a shell, an interpreter or DuckDB in that folder; ``programs``
+    come before those of its environment.
 
     Raises ``AssertionError`` that names the block when it fails, or prints something else than the page says.
     """
     done = subprocess.run(
         _command(block),
         cwd=folder,
-        env=_environment(folder, block),
+        env=_environment(folder, programs, block),
         capture_output=True,
         text=True,
         timeout=600,
@@ -74,12 +75,12 @@ def _command(block: Block) -> list[str]:
     return ["bash", "-euo", "pipefail", "-c", block.code]
 
 
-def _environment(folder: Path, block: Block) -> dict[str, str]:
+def _environment(folder: Path, programs: Path, block: Block) -> dict[str, str]:
     clean = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("MM_", "DAGSTER_", "MAKE", "MFLAGS", "AWS_", "PYTEST_"))
     }
-    path = f"{folder / '.venv' / 'bin'}{os.pathsep}{clean['PATH']}"
+    path = os.pathsep.join(map(str, (programs, folder / ".venv" / "bin", clean["PATH"])))
     sources = {"PYTHONPATH": str(ROOT)} if block.with_clients else {}
     return {**clean, **sources, "PATH": path}

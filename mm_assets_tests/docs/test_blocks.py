@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from mm_assets_tests.docs.pages import README, ROOT, RUNNABLE, blocks, pages, runnable
+from mm_assets_tests.docs.pages import README, ROOT, RUNNABLE, Block, blocks, pages, runnable
 from mm_assets_tests.docs.project import copy_project, run_block
 
 
@@ -18,31 +20,46 @@ def visible(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
 
 
-def run_page(page: Path, demo: Path, folder: Path, *, clients: bool) -> None:
-    """Run the blocks of a page in their order, each in a process of its own, in a project of its own."""
-    project = copy_project(demo, folder / "project")
+def run_all(chosen: Iterable[Block], project: Path, programs: Path) -> None:
+    """Run blocks in their order, each in a process of its own."""
     before = visible(ROOT)
-    for block in runnable(page):
-        if clients or not block.with_clients:
-            printed = run_block(block, project)
-            if block.language == "sql" and page != README:
-                assert "0 rows" not in printed.splitlines(), f"{block}: a query without an answer"
-    assert visible(ROOT) <= before, f"{page} leaves files in the checkout"
+    for block in chosen:
+        printed = run_block(block, project, programs)
+        if block.language == "sql" and block.page != README:
+            assert "0 rows" not in printed.splitlines(), f"{block}: a query without an answer"
+    assert visible(ROOT) <= before, "the blocks leave files in the checkout"
+
+
+@pytest.fixture(scope="module")
+def tried(demo: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """The project of a page, in which the blocks that need no clients have run; of both tests of the page."""
+
+    @cache
+    def project_of(page: Path) -> Path:
+        project = copy_project(demo, tmp_path_factory.mktemp("page") / "project")
+        first = {block for block in runnable(page)[:1] if page == README}  # the demo itself
+        run_all([b for b in runnable(page) if not b.with_clients and b not in first], project, programs)
+        return project
+
+    return project_of
 
 
 @pytest.mark.parametrize(
     "page", [page for page in pages() if any(not block.with_clients for block in runnable(page))], ids=name
 )
-def test_the_blocks_of_a_page_run(page: Path, demo: Path, tmp_path: Path) -> None:
-    run_page(page, demo, tmp_path, clients=False)
+def test_the_blocks_of_a_page_run(page: Path, tried: Callable[[Path], Path]) -> None:
+    tried(page)
 
 
 @pytest.mark.clients
 @pytest.mark.parametrize(
     "page", [page for page in pages() if any(block.with_clients for block in runnable(page))], ids=name
 )
-def test_the_blocks_of_a_page_run_with_the_clients(page: Path, demo: Path, tmp_path: Path) -> None:
-    run_page(page, demo, tmp_path, clients=True)
+def test_the_blocks_of_a_page_run_with_the_clients(
+    page: Path, tried: Callable[[Path], Path], programs: Path
+) -> None:
+    """They run behind the others of the page: what comes later leaves what they look at."""
+    run_all([block for block in runnable(page) if block.with_clients], tried(page), programs)
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

@@ -81,14 +81,15 @@ def pixels(item: Any) -> Any:
     return item if isinstance(item, str) else (item.size, item.convert("RGB").tobytes())
 
 
-@pytest.fixture(params=LAYOUTS, ids=lambda layout: layout.__name__)
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: layout.__name__)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``webdataset/raw.tar`` of a layout."""
     make: Callable[[Path], None] = request.param
-    (tmp_path / "raw").mkdir()
-    make(tmp_path / "raw")
-    ok("convert", tmp_path / "raw", tmp_path / "webdataset", "--to", "webdataset")
-    return tmp_path
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "raw").mkdir()
+    make(folder / "raw")
+    ok("convert", folder / "raw", folder / "webdataset", "--to", "webdataset")
+    return folder
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

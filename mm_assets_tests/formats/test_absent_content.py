@@ -19,6 +19,8 @@ from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, writ
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 PNG = picture(0)[1]
 ABSENT: dict[str, tuple[dict[str, Any], str]] = {
     "image without bytes and locator": (

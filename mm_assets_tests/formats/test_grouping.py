@@ -26,6 +26,8 @@ from mm_assets_tests.formats.datasets import FORMATS, as_table, item, read, tabl
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.shelf import ShelfFileSystem
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 PNG = picture(0)[1]
 N = pa.field("n", pa.int64())
 

@@ -20,6 +20,8 @@ from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.document_parquet.reading import read_tolerantly
 from mm_assets_tests.formats.foreign_parquet import INT32, INT96, Column, int96, text, write_foreign
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 OLD, NOW, LAST = (
     datetime.datetime(1000, 1, 1),
     datetime.datetime(2020, 1, 1, 1, 2, 3, 4),

@@ -15,6 +15,8 @@ from mm_assets.model.nested_types import filled_column, plain_type
 from mm_assets_tests.cli.commands import ok
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 STRUCT = pa.struct([pa.field("k", pa.int64(), nullable=False)])
 
 

@@ -27,6 +27,8 @@ from mm_assets_tests.formats.parquet_of_others import PICTURES
 from mm_assets_tests.formats.pdf.pdf_files import Page, lines, pdf
 from mm_assets_tests.formats.raw_tars import make_tar
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 APPLE_DOUBLE = b"\0\5\x16\7\0\2\0\0Mac OS X        " + bytes(140)
 FINDER = b"\0\0\0\1Bud1" + bytes(60)
 EXTENDED = b"27 mtime=1700000000.123456\n"

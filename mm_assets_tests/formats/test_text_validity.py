@@ -16,6 +16,8 @@ from mm_assets.model.nested_types import broken_rows
 from mm_assets_tests.cli.commands import refused
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 BAD = b"\xff\xfe\xfa, which are not UTF-8"
 BAD_ID = r"'\\xff\\xfe\\xfa, which are not UTF-8'"
 

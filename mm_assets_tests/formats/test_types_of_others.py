@@ -37,6 +37,8 @@ from mm_assets_tests.formats.foreign_parquet import (
 )
 from mm_assets_tests.formats.raw_tars import make_tar
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 NAN, LEAST, MOST = float("nan"), -(2**63), 2**63 - 1
 NS, US = pa.timestamp("ns"), pa.timestamp("us")
 

@@ -110,7 +110,7 @@ def by_library(folder: Path, given: dict[str, list[str | bytes]]) -> dict[str, t
 def main(folder: Path) -> dict[str, Any]:
     socket.socket.connect = no_network  # type: ignore[assignment, method-assign]
     socket.getaddrinfo = no_network
-    os.environ["MM_CLIP_MODEL"] = str(folder / "one")
+    os.environ["MM_CLIP_MODEL"] = str(folder / "1")
     told: dict[str, Any] = {}
     given = samples()
     table = table_of(given)
@@ -122,7 +122,7 @@ def main(folder: Path) -> dict[str, Any]:
         place for place, row in values.items() if not row["decode_error"] and row["clip_similarity"] is None
     ]
 
-    direct = by_library(folder / "one", given)
+    direct = by_library(folder / "1", given)
     told["same images"] = sorted(direct) == sorted(
         place for place, row in values.items() if not row["decode_error"]
     )
@@ -155,16 +155,16 @@ def main(folder: Path) -> dict[str, Any]:
     without_bytes = table.drop_columns(["binary_content"])
     told["taken over"] = score_table(without_bytes, measures, known).equals(scores)
 
-    shutil.copytree(folder / "one", folder / "moved")
+    shutil.copytree(folder / "1", folder / "moved")
     os.environ["MM_CLIP_MODEL"] = str(folder / "moved")
     moved = selected_measures(NAMES).images
     told["missing of the same model elsewhere"] = len(known.missing(moved))
-    shutil.copy(folder / "two" / "model.safetensors", folder / "moved")
+    shutil.copy(folder / "2" / "model.safetensors", folder / "moved")
     try:
         score_table(table, moved)
     except ValueError as error:
         told["exchanged"] = str(error).removeprefix(str(folder))
-    os.environ["MM_CLIP_MODEL"] = str(folder / "two")
+    os.environ["MM_CLIP_MODEL"] = str(folder / "2")
     others = selected_measures(NAMES).images
     told["missing of another model"] = len(known.missing(others))
     again = score_table(table, others, known)

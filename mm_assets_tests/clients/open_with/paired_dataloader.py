@@ -1,11 +1,11 @@
-"""Paired tars in a torch DataLoader with two workers: what each pass of this node saw.
-
-Arguments: folder with images/ and embeddings/, number of shards, start method of the workers, policy. RANK
-and WORLD_SIZE: as of torchrun.
+"""Paired tars in a torch DataLoader with two workers on each of two nodes: a line with what each pass of a
+node saw.
+Arguments: folder with images/ and embeddings/, number of shards, start method of the workers, policy.
 """
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +18,6 @@ PASSES = 3
 
 
 def main(folder: Path, count: int, start_method: str, policy: str) -> None:
-    logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(process)d %(message)s")
     dataset = MultiModalWebDataset(
         {name: f"{folder / name}/shard_{{0000..{count - 1:04d}}}.tar" for name in ("images", "embeddings")},
         shardshuffle=100,
@@ -39,4 +38,7 @@ def main(folder: Path, count: int, start_method: str, policy: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(process)d %(message)s")
+    for rank in "01":
+        os.environ |= {"RANK": rank, "WORLD_SIZE": "2"}  # as torchrun does
+        main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

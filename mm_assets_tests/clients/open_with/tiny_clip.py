@@ -1,4 +1,6 @@
-"""Saves a tiny CLIP model with random weights and a tokenizer of single bytes: tiny_clip.py FOLDER SEED"""
+"""Saves tiny CLIP models with random weights and a tokenizer of single bytes, one for each seed: tiny_clip.py
+FOLDER SEED...
+"""
 
 import sys
 from pathlib import Path
@@ -51,4 +53,5 @@ def make(folder: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), int(sys.argv[2]))
+    for seed in sys.argv[2:]:
+        make(Path(sys.argv[1], seed), int(seed))

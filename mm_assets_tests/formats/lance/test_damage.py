@@ -20,6 +20,8 @@ from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.datasets import batch_of, item
 from mm_assets_tests.formats.raw_tars import make_tar
 
+pytestmark = pytest.mark.usefixtures("shared_workers")
+
 Damage = Callable[[Path], None]
 PARTS = "ab"
 SAMPLES = [f"{part}{number}" for part in PARTS for number in range(4)]
