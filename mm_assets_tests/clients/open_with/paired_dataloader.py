@@ -1,5 +1,6 @@
 """Paired tars in a torch DataLoader with two workers on each of two nodes: a line with what each pass of a
 node saw.
+
 Arguments: folder with images/ and embeddings/, number of shards, start method of the workers, policy.
 """
 
