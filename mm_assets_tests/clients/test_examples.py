@@ -172,7 +172,7 @@ def test_webdataset_every_sample_once(outputs: Path, truth: list[Sample]) -> Non
 
 def test_webdataset_resumes_with_exactly_the_rest(outputs: Path, truth: list[Sample], tmp_path: Path) -> None:
     """In another process than that which was stopped."""
-    stops = [(order, stops) for order in ORDERS for stops in ([1], [17, 20])]
+    stops = [(ORDERS[0], [1]), *((order, [17, 20]) for order in ORDERS)]
     arguments = [
         [outputs / "webdataset", *order, "--position", tmp_path / str(number), "--batch-size", "3"]
         for number, (order, _) in enumerate(stops)
@@ -366,5 +366,5 @@ def test_the_scripts_run_by_url(
     """
     place, samples = (outputs / folder, truth) if folder else modalities
     script = ROOT / "examples" / f"{name}.py"
-    printed = run([clients_bin("python"), script, f"file://{place}"], PYTHONPATH=str(ROOT))
+    printed = run([clients_bin("python"), script, f"file://{place}", "--workers", "1"], PYTHONPATH=str(ROOT))
     assert f"{len(samples)} samples, " in printed.splitlines()[-1]
