@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -24,9 +25,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_values_are_those_of_the_library_in_any_batch(models: Path) -> None:
-    script = [clients_bin("python"), _SCRIPTS / "clip_measures.py", models]
-    found = json.loads(run(script, PYTHONPATH=str(ROOT)).splitlines()[-1])
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sample with a text and pictures, and one with pictures alone."""
+    folder = tmp_path_factory.mktemp("source")
+    pictures = [picture(number)[1] for number in range(0, 24, 2)]
+    write("parquet", folder, [batch_of(sample("a", "a text", *pictures[:8]) + sample("b", *pictures[8:]))])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(models: Path, source: Path) -> dict[str, Any]:
+    script = [clients_bin("python"), _SCRIPTS / "clip_measures.py", models, source]
+    found: dict[str, Any] = json.loads(run(script, PYTHONPATH=str(ROOT)).splitlines()[-1])
+    return found
+
+
+def test_values_are_those_of_the_library_in_any_batch(measured: dict[str, Any]) -> None:
+    found = {name: value for name, value in measured.items() if name != "given"}
     assert found.pop("similarity off by") < 6e-5  # half of the last decimal
     assert found.pop("embedding off by") < 6e-5
     assert found.pop("spread") > 0.3  # so that the above says something
@@ -49,23 +65,15 @@ def test_values_are_those_of_the_library_in_any_batch(models: Path) -> None:
     }
 
 
-def test_convert_keeps_the_images_that_fit(models: Path, tmp_path: Path) -> None:
+def test_convert_keeps_the_images_that_fit(
+    models: Path, source: Path, measured: dict[str, Any], tmp_path: Path
+) -> None:
     settings = {"PYTHONPATH": str(ROOT), "MM_CLIP_MODEL": str(models / "1")}
-    pictures = [picture(number)[1] for number in range(0, 24, 2)]
-    source = batch_of(sample("a", "a text", *pictures[:8]) + sample("b", *pictures[8:]))
-    write("parquet", tmp_path / "in", [source])
-    code = (
-        "import json, sys, pyarrow.parquet as pq;"
-        "from mm_assets_tests.clients.open_with.clip_measures import measured;"
-        "values = measured(pq.read_table(sys.argv[1])).values();"
-        "print(json.dumps([[v['sample_id'], v['position'], v['clip_similarity']] for v in values]))"
-    )
-    told = run([clients_bin("python"), "-c", code, tmp_path / "in"], **settings)
-    scores = {(name, position): score for name, position, score in json.loads(told.splitlines()[-1])}
+    scores = {(name, position): score for name, position, score in measured["given"]}
     assert [name for (name, _), score in scores.items() if score is None] == ["b"] * 4
     least = sorted(score for score in scores.values() if score is not None)[4]
     assert least > 0
-    convert = [clients_bin("python"), "-m", "mm_assets.cli", "convert", tmp_path / "in", tmp_path / "out"]
+    convert = [clients_bin("python"), "-m", "mm_assets.cli", "convert", source, tmp_path / "out"]
     run([*convert, "--to", "parquet", "--min-clip-similarity", str(least)], **settings)
     rows = pq.read_table(tmp_path / "out").to_pylist()
     kept = [(row["sample_id"], row["position"]) for row in rows if row["modality"] == "image"]

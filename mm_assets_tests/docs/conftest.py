@@ -19,7 +19,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def demo(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which the README's first block, ``make demo``, has run: one for all of pytest."""
     root = tmp_path_factory.getbasetemp()
     root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "docs"
@@ -27,15 +27,15 @@ def demo(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open(root / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (root / "made").exists():
-            _run_demo(make_project(root / "project"), programs)
+            _run_demo(make_project(root / "project"))
             (root / "made").touch()
     return root / "project"
 
 
-def _run_demo(project: Path, programs: Path) -> None:
+def _run_demo(project: Path) -> None:
     (first, *_) = [block for block in blocks(README) if block.language == "sh"]
     assert first.code == "make demo\n"
-    printed = run_block(first, project, programs)
+    printed = run_block(first, project, project / ".venv" / "bin")
     rows = [line.split() for line in printed.splitlines() if "demo/storage" in line]
     assert {row[0]: row[1] for row in rows} == dict.fromkeys(
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -48,7 +49,9 @@ def tried(demo: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) 
     "page", [page for page in pages() if any(not block.with_clients for block in runnable(page))], ids=name
 )
 def test_the_blocks_of_a_page_run(page: Path, tried: Callable[[Path], Path]) -> None:
-    tried(page)
+    project = tried(page)
+    if not any(block.with_clients for block in runnable(page)):
+        shutil.rmtree(project)  # it would lie in memory until all pages have been tried
 
 
 @pytest.mark.clients

@@ -166,7 +166,7 @@ def test_a_type(tmp_path: Path, layout: str, name: str) -> None:
         )
         assert said(table) == [repr(value) for (value,) in answers.fetchall()]
     same(read("parquet", file, quarantine_errors=True), table)
-    for kind in FORMATS:
+    for kind in FORMATS if layout == "documents" else ():  # the rows are of the same type in either layout
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             (report,) = write(kind, tmp_path / kind, reader_for("parquet", str(file))).partitions

@@ -107,7 +107,7 @@ def by_library(folder: Path, given: dict[str, list[str | bytes]]) -> dict[str, t
     return found
 
 
-def main(folder: Path) -> dict[str, Any]:
+def main(folder: Path, given_table: Path) -> dict[str, Any]:
     socket.socket.connect = no_network  # type: ignore[assignment, method-assign]
     socket.getaddrinfo = no_network
     os.environ["MM_CLIP_MODEL"] = str(folder / "1")
@@ -117,6 +117,10 @@ def main(folder: Path) -> dict[str, Any]:
     measures = selected_measures(NAMES).images
     told["loaded to plan"] = sorted({"torch", "transformers"} & sys.modules.keys())
     values = measured(table)
+    told["given"] = [
+        [row["sample_id"], row["position"], row["clip_similarity"]]
+        for row in measured(pq.read_table(given_table)).values()
+    ]
     told["errors"] = {place: row["decode_error"] for place, row in values.items() if row["decode_error"]}
     told["without text"] = [
         place for place, row in values.items() if not row["decode_error"] and row["clip_similarity"] is None
@@ -174,4 +178,4 @@ def main(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))
+    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))

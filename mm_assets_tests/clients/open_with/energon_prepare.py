@@ -6,7 +6,6 @@ we left it.
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ from megatron.energon import (
     reraise_exception,
     stateless,
 )
+from megatron.energon.cli.main import main as energon
 from normal_form import Document, collected, from_payload, report, require_same
 
 
@@ -65,12 +65,7 @@ def prepare(folder: Path) -> None:
     options = (
         "--non-interactive --split-ratio 1,0,0 --sample-type CrudeWebdataset --num-workers 2 --no-progress"
     )
-    command = [str(Path(sys.executable).with_name("energon")), "prepare", str(folder), *options.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ValueError(
-            f"energon prepare: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        )
+    energon(["prepare", str(folder), *options.split()], standalone_mode=False)
 
 
 def main(folder: Path) -> None:

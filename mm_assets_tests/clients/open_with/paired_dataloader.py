@@ -1,6 +1,8 @@
-"""Paired tars in a torch DataLoader with two workers on each of two nodes: a line with what each pass of a
+"""Paired tars in a torch DataLoader with two workers on each of some nodes: a line with what each pass of a
 node saw.
-Arguments: folder with images/ and embeddings/, number of shards, start method of the workers, policy.
+
+Arguments: folder with images/ and embeddings/, number of shards, start method of the workers, policy, number
+of nodes.
 """
 
 import json
@@ -39,6 +41,6 @@ def main(folder: Path, count: int, start_method: str, policy: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(process)d %(message)s")
-    for rank in "01":
-        os.environ |= {"RANK": rank, "WORLD_SIZE": "2"}  # as torchrun does
+    for rank in range(int(sys.argv[5])):
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": sys.argv[5]}  # as torchrun does
         main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

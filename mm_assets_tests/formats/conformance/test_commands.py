@@ -11,7 +11,10 @@ from mm_assets_tests.formats.conformance.outputs import PNG, N, cut_short, outpu
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, read, write
 from mm_assets_tests.formats.raw_tars import make_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.usefixtures("shared_workers"),
+]
 
 
 def convert(source: Path, target: Path, kind: str, *options: str) -> int:

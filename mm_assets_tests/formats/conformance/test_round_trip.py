@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import tempfile
 
+import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, note, settings
 
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import FORMATS, read, write
 
 
-@pytest.mark.parametrize("kind", FORMATS)
 @settings(max_examples=50, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_table(kind: str, data: st.DataObject) -> None:
-    table = data.draw(tables())
-    with tempfile.TemporaryDirectory() as folder:
-        batch = InterleavedBatch(table, ("somewhere",), "part")
-        report = write(kind, folder, batch, on_materialize_error="warn", materialize=False)
-        assert report.rows == table.num_rows
-        if table.num_rows:
-            same(read(kind, folder), table)
-            same(read(kind, folder, max_batch_bytes=1), table)
+@given(table=tables())
+def test_any_table(tmp_path_factory: pytest.TempPathFactory, table: pa.Table) -> None:
+    batch = InterleavedBatch(table, ("somewhere",), "part")
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
+        for kind in FORMATS:
+            note(kind)
+            target = f"{folder}/{kind}"
+            report = write(kind, target, batch, on_materialize_error="warn", materialize=False)
+            assert report.rows == table.num_rows
+            if table.num_rows:
+                same(read(kind, target), table)
+                same(read(kind, target, max_batch_bytes=1), table)

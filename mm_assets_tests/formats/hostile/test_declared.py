@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from mm_assets.accounting.contract import SchemaContract
@@ -102,48 +102,41 @@ def surveyed(shard: Path, reader: InterleavedWebdatasetReader) -> ShardSurvey:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("kind", FORMATS)
 @THOROUGH
 @given(entries=st.tuples(declared("a"), declared("b"), st.booleans()))
-def test_anything_declared(kind: str, entries: tuple[Entry, Entry, bool]) -> None:
+def test_anything_declared(
+    tmp_path_factory: pytest.TempPathFactory, entries: tuple[Entry, Entry, bool]
+) -> None:
     first, second, has_raw = entries
-    with tempfile.TemporaryDirectory() as folder:
+    raw = [document("raw", x=2**53 + 1, y="t")] if has_raw else []
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
         shard = Path(folder, "shard.tar")
-        shard.write_bytes(
-            tar(
-                [
-                    *neighbour("before"),
-                    first,
-                    *([document("raw", x=2**53 + 1, y="t")] if has_raw else []),
-                    second,
-                ]
-            )
-        )
+        shard.write_bytes(tar([*neighbour("before"), first, *raw, second]))
         reader = InterleavedWebdatasetReader(
             str(shard), quarantine_errors=True, relative_to=folder, max_batch_bytes=1
         )
         survey = surveyed(shard, reader)
-        writer = writer_for(kind, str(Path(folder, "out")), on_materialize_error="warn", roots=[folder])
-        (conversion,) = plan_conversions(reader, writer)
-        report = conversion.run()
-        conversion.writer.finish([report])
-
-        lost = {loss.sample_id for loss in report.losses}
-        assert {loss.kind for loss in report.losses} <= {"bad_layout"}
-        assert lost <= {"a", "b"}
-        assert report.items == report.rows + len(report.losses)
-        assert survey.sample_ids.to_pylist() == [
-            name for name in ["before", "a", *(["raw"] if has_raw else []), "b"] if name not in lost
-        ]
         contract = SchemaContract.derive({"shard": survey.columns}, {}).admit("shard", survey.columns).fields
-        found = passthrough(report.schema)
-        assert contract.names == [field.name for field in found]
-        assert all(
-            is_same_type(one, other) and one.nullable is other.nullable
-            for one, other in zip(contract, found, strict=True)
-        )
-        table = read(kind, Path(folder, "out"))
-        assert table.num_rows == report.rows
+        for kind in FORMATS:
+            note(f"to {kind}")
+            writer = writer_for(kind, str(Path(folder, kind)), on_materialize_error="warn", roots=[folder])
+            (conversion,) = plan_conversions(reader, writer)
+            report = conversion.run()
+            conversion.writer.finish([report])
+
+            lost = {loss.sample_id for loss in report.losses}
+            assert {loss.kind for loss in report.losses} <= {"bad_layout"}
+            assert lost <= {"a", "b"}
+            assert report.items == report.rows + len(report.losses)
+            ids = ["before", "a", *(["raw"] if has_raw else []), "b"]
+            assert survey.sample_ids.to_pylist() == [name for name in ids if name not in lost]
+            found = passthrough(report.schema)
+            assert contract.names == [field.name for field in found]
+            assert all(
+                is_same_type(one, other) and one.nullable is other.nullable
+                for one, other in zip(contract, found, strict=True)
+            )
+            assert read(kind, Path(folder, kind)).num_rows == report.rows
 
 
 @THOROUGH

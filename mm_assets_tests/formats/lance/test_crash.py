@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from datetime import timedelta
@@ -212,18 +213,20 @@ def commit_and_die(uri: str, sets: list[FragmentSet], phase: str) -> None:
 def test_killed_then_run_again(tmp_path: Path, phase: str) -> None:
     """The same sets again; other sets of the same partitions; and all of it with a compaction in between."""
     extra = {"url": (pa.string(), ["u", "v", "w", "x"])}
+    killed = LanceTable(tmp_path / "killed" / "items.lance").uri
+    LanceTable(killed).commit([write(killed, "a"), write(killed, "b"), write(killed, "c")])
+    changed_a, new_d = rows(names("a", 4), extra, mark="new"), rows(names("d", 4), extra)
+    given = [write(killed, "a", changed_a), write(killed, "d", new_d), write(killed, "c", rows([]))]
+    process = SPAWN.Process(target=commit_and_die, args=(killed, given, phase))
+    process.start()
+    process.join(timeout=50)
+    assert process.exitcode == -signal.SIGKILL
+    landed = PHASES.index(phase) >= PHASES.index("after_commit")
+    old = expected(rows(names("a")), rows(names("b")), rows(names("c")))
     for then in ("same", "compacted", "cleaned", "anew"):
-        table = LanceTable(tmp_path / f"{then}.lance")
-        uri = table.uri
-        table.commit([write(uri, "a"), write(uri, "b"), write(uri, "c")])
-        new_a, new_d = rows(names("a", 4), extra, mark="new"), rows(names("d", 4), extra)
-        sets = [write(uri, "a", new_a), write(uri, "d", new_d), write(uri, "c", rows([]))]
-        process = SPAWN.Process(target=commit_and_die, args=(uri, sets, phase))
-        process.start()
-        process.join(timeout=50)
-        assert process.exitcode == -signal.SIGKILL
-        landed = PHASES.index(phase) >= PHASES.index("after_commit")
-        old = expected(rows(names("a")), rows(names("b")), rows(names("c")))
+        shutil.copytree(tmp_path / "killed", tmp_path / then)
+        table = LanceTable(tmp_path / then / "items.lance")
+        uri, sets, new_a = table.uri, list(given), changed_a
         new = expected(new_a, rows(names("b")), new_d)
         assert content(table) == (new if landed else old)
         assert sorted(table.partitions()) == (["a", "b", "d"] if landed else ["a", "b", "c"])

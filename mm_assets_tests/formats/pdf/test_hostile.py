@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,11 +71,19 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], Limits, str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What is read of sound files alone."""
+    return members(tmp_path_factory.mktemp("good"), GOOD)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_pdf_is_refused_and_the_others_have_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_a_hostile_pdf_is_refused_and_the_others_have_the_same_bytes(
+    tmp_path: Path, good: Any, name: str
+) -> None:
     make, limits, reason = HOSTILE[name]
     found = members(tmp_path, {**GOOD, "bad.pdf": make()}, limits)
-    assert without_refused(found) == (members(tmp_path / "good", GOOD), {"bad": f"docs/bad.pdf: {reason}"})
+    assert without_refused(found) == (good, {"bad": f"docs/bad.pdf: {reason}"})
 
 
 def _send_signal(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, times: int = 9) -> list[int]:
@@ -93,16 +102,16 @@ def _send_signal(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, times:
 @pytest.mark.parametrize(
     "name", ["m.pdf", "0.pdf"]
 )  # read by a process that has read others, or by a new one
-def test_a_crash_costs_one_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    good = members(tmp_path / "good", GOOD)
+def test_a_crash_costs_one_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: Any, name: str) -> None:
     _send_signal(monkeypatch, signal.SIGSEGV)
     found = members(tmp_path, {**GOOD, name: MARKED})
     stem = name.removesuffix(".pdf")
     assert without_refused(found) == (good, {stem: f"docs/{name}: pdfium crashed (signal 11)"})
 
 
-def test_a_process_that_stops_for_ever_costs_one_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = members(tmp_path / "good", GOOD)
+def test_a_process_that_stops_for_ever_costs_one_pdf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: Any
+) -> None:
     _send_signal(monkeypatch, signal.SIGSTOP)
     found = members(tmp_path, {**GOOD, "m.pdf": MARKED}, Limits(silent_seconds=5))
     assert without_refused(found) == (good, {"m": "docs/m.pdf: took longer than 5 s to be opened"})
@@ -175,12 +184,13 @@ def _ticks(pid: str) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-def test_no_module_of_the_users_folder_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = members(tmp_path / "good", GOOD)
+def test_no_module_of_the_users_folder_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: Any
+) -> None:
     for name in ("json", "PIL", "pypdfium2", "mm_assets", "ctypes"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
-    assert members(tmp_path, GOOD) == expected
+    assert members(tmp_path, GOOD) == good
 
 
 @pytest.mark.parametrize(
@@ -259,5 +269,5 @@ def test_a_process_that_is_taken_over_costs_its_pdf_alone(
     script = tmp_path / "liar.py"
     script.write_text(f"{_LIAR}{lies}\nfile.read()\n")
     monkeypatch.setattr(process, "_START", script)
-    _, reasons = without_refused(members(tmp_path, {"a.pdf": MARKED}))
+    _, reasons = without_refused(members(tmp_path, {"a.pdf": MARKED}, Limits(items=1000)))
     assert reasons == {"a": f"docs/a.pdf: {says}"}
