@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 _MEMORY = Path("/dev/shm")
-_NEEDED = 4 << 30  # the whole suite leaves some hundred MB; containers often have 64 MB there
+_NEEDED = 4 << 30  # the suite has up to 3 GB there; containers often have 64 MB there
 
 
 def use_memory() -> None:
