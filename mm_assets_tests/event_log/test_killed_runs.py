@@ -15,12 +15,19 @@ from typing import Any
 import pytest
 
 from mm_assets.demo import make_shards
-from mm_assets_tests.event_log.databases import STOCK, open_instance
+from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import ASSETS, view
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.live.killing import RunServer
 
 KILLS = int(os.environ.get("TEST_KILLS", "1"))
+# Those of `RunServer`.
+_SETTINGS = {
+    "MM_WORKERS": "2",
+    "MM_MAX_LOSS": "1",
+    "MM_MIN_ASPECT_RATIO": "1.0",
+    "MM_MAX_ASPECT_RATIO": "2.0",
+}
 _SHARDED = [asset.to_user_string() for asset in ASSETS[1:]]
 
 
@@ -43,16 +50,19 @@ def _seen(folder: Path, raw: Path) -> dict[str, Any]:
     return found
 
 
-def _run(folder: Path, raw: Path, kill_after: float | None = None) -> float:
-    """Seconds that a run takes, or took until it was killed."""
+def _run(folder: Path, raw: Path) -> float:
+    """Seconds that a run takes."""
+    started = time.monotonic()
+    with open_instance(folder / "home", OURS) as instance:
+        assert Deployment(str(raw), str(folder / "storage"), instance, _SETTINGS).run(assets=_SHARDED).success
+    return time.monotonic() - started
+
+
+def _killed_run(folder: Path, raw: Path, after: float) -> None:
     storage = folder / "storage"
-    storage.mkdir(parents=True, exist_ok=True)
+    storage.mkdir()
     with RunServer(raw, storage, folder / "home") as server:
-        started = time.monotonic()
-        if kill_after is None:
-            assert server.run(_SHARDED).ok
-            return time.monotonic() - started
-        timer = threading.Timer(kill_after, server.kill)
+        timer = threading.Timer(after, server.kill)
         timer.start()
         try:
             server.run(_SHARDED)
@@ -60,7 +70,6 @@ def _run(folder: Path, raw: Path, kill_after: float | None = None) -> float:
             pass  # as was intended
         else:
             timer.join()
-        return kill_after
 
 
 def _difference(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def test_another_run_brings_back_what_a_killed_one_has_lost(
 ) -> None:
     seconds, expected = undisturbed
     moment = random.Random(number).uniform(0.02, 0.98) * seconds
-    _run(tmp_path, raw, kill_after=moment)
+    _killed_run(tmp_path, raw, moment)
     _run(tmp_path, raw)
     found = _seen(tmp_path, raw)
     differing = {part: _difference(found[part], expected[part]) for part in expected}

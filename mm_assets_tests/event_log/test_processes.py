@@ -1,23 +1,21 @@
 """Several processes at one event log, and processes that die."""
 
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import TextIO
 
 import dagster as dg
 import pytest
 
 from mm_assets.event_log.batched import MAX_SECONDS
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
-from mm_assets_tests.event_log.writer import CHECK, KEY, events_of_shard
-
-_WRITER = "mm_assets_tests.event_log.writer"
+from mm_assets_tests.event_log.writer import CHECK, KEY, events_of_shard, write
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -29,9 +27,15 @@ def url(request: pytest.FixtureRequest) -> Iterator[str | None]:
             yield databases.enter_context(request.getfixturevalue("postgres").database("events"))
 
 
-def _start(home: Path, url: str | None, run_id: str, shards: int, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", _WRITER, str(home), url or "-", run_id, str(shards), str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def _start(
+    home: Path, url: str | None, run_id: str, shards: int, seconds: float
+) -> tuple[ForkProcess, TextIO]:
+    """A process that logs events, and what it tells of them."""
+    reader, told = os.pipe()
+    process = get_context("fork").Process(target=write, args=(home, url, run_id, shards, seconds, told))
+    process.start()
+    os.close(told)
+    return process, open(reader, encoding="utf-8")
 
 
 def _seen(home: Path, url: str | None) -> tuple[dict[str, int], set[str]]:
@@ -52,16 +56,15 @@ def test_two_processes_write_at_once_and_a_cursor_misses_nothing(tmp_path: Path,
     cursor: str | None = None
     with open_instance(tmp_path, STOCK, url) as instance:
         while True:
-            are_done = all(writer.poll() is not None for writer in writers)
+            are_done = not any(writer.is_alive() for writer, _ in writers)
             page = instance.fetch_materializations(KEY, limit=1000, cursor=cursor, ascending=True)
             found.extend(str(record.partition_key) for record in page.records)
             cursor = page.cursor
             if are_done and not page.records:
                 break
-    assert [writer.wait() for writer in writers] == [0, 0]
-    for writer in writers:
-        assert writer.stdout is not None
-        writer.stdout.close()
+    assert [writer.exitcode for writer, _ in writers] == [0, 0]
+    for _, told in writers:
+        told.close()
     expected = {f"{name}-{number}" for name in ("a", "b") for number in range(shards)}
     assert len(found) == len(expected) and set(found) == expected
     for name in ("a", "b"):
@@ -71,17 +74,16 @@ def test_two_processes_write_at_once_and_a_cursor_misses_nothing(tmp_path: Path,
 
 
 def test_a_killed_process_loses_half_a_second_at_most(tmp_path: Path, url: str | None) -> None:
-    writer = _start(tmp_path, url, "run", 100_000, 0.005)
-    assert writer.stdout is not None
-    logged = [writer.stdout.readline()]
+    writer, told = _start(tmp_path, url, "run", 100_000, 0.005)
+    logged = [told.readline()]
     deadline = time.time() + MAX_SECONDS + 1.5
     while time.time() < deadline:
-        logged.append(writer.stdout.readline())
+        logged.append(told.readline())
     killed = time.time()
-    writer.send_signal(signal.SIGKILL)
-    logged.extend(writer.stdout)
-    writer.wait()
-    writer.stdout.close()
+    writer.kill()
+    logged.extend(told)
+    writer.join()
+    told.close()
     when = {shard: float(then) for shard, then in (line.split() for line in logged if line.endswith("\n"))}
     ids, passed = _seen(tmp_path, url)
     # A second more for writing itself, on a machine that is busy.

@@ -1,12 +1,8 @@
-"""A process that logs events of a run through our event log: for each shard a materialization and a check.
-
-``python -m mm_assets_tests.event_log.writer HOME URL RUN SHARDS SECONDS``: URL "-" for SQLite; prints each
-shard and the time once its events are logged, and waits so many seconds in between.
-"""
+"""What a process logs of a run through our event log: for each shard a materialization and a check."""
 
 from __future__ import annotations
 
-import sys
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,16 +31,12 @@ def _entry(run_id: str, kind: dg.DagsterEventType, data: object) -> EventLogEntr
     return EventLogEntry(None, 10, "told", run_id, time.time(), "step", "job", event)
 
 
-def main() -> None:
-    home, url, run_id, shards, seconds = sys.argv[1:]
-    with open_instance(Path(home), OURS, None if url == "-" else url) as instance:
-        for number in range(int(shards)):
+def write(home: Path, url: str | None, run_id: str, shards: int, seconds: float, told: int) -> None:
+    """Log events of so many shards, so many seconds apart; each shard and the time go to a descriptor."""
+    with open_instance(home, OURS, url) as instance:
+        for number in range(shards):
             shard = f"{run_id}-{number}"
             for event in events_of_shard(run_id, shard):
                 instance.event_log_storage.store_event(event)
-            print(shard, time.time(), flush=True)
-            time.sleep(float(seconds))
-
-
-if __name__ == "__main__":
-    main()
+            os.write(told, f"{shard} {time.time()}\n".encode())
+            time.sleep(seconds)

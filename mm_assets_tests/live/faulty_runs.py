@@ -117,7 +117,6 @@ class FaultyStore:
             "MM_RAW_SHARDS": f"{self.raw}/",
             "MM_STORAGE": storage,
             "DAGSTER_HOME": str(home),
-            "MM_WORKERS": "1",
             "MM_MIN_ASPECT_RATIO": "1.0",
             "MM_MAX_ASPECT_RATIO": "2.0",
         }

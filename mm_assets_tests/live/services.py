@@ -1,7 +1,8 @@
 """The services of `deploy/postgres/compose.yaml` without Docker: its commands and files, on free ports.
 
-``python -m mm_assets_tests.live.services SERVICES``: starts the code server, the others once it is healthy,
-and ends them all at SIGINT. SERVICES is JSON: a list of [command, its health check].
+``python -m mm_assets_tests.live.services SERVICES PORT``: starts the code server, the others once it is
+healthy, and ends them all at SIGINT. SERVICES is JSON: a list of [command, its health check]. PORT is the
+code server's: until it listens, nobody pays for a health check.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -51,7 +53,8 @@ class Services(DagsterDev):
         shutil.copyfile(WORKSPACE, home / WORKSPACE.name)
 
     def _arguments(self) -> list[str]:
-        return ["mm_assets_tests.live.services", json.dumps([self._here(name) for name in _ORDER])]
+        services = json.dumps([self._here(name) for name in _ORDER])
+        return ["mm_assets_tests.live.services", services, self._code_port]
 
     def _here(self, service: str) -> tuple[list[str], list[str]]:
         """Command and health check of a service, as they are run here."""
@@ -87,6 +90,11 @@ class Services(DagsterDev):
 _ORDER = ("code", "webserver", "daemon")
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _main() -> None:
     children: list[subprocess.Popen[bytes]] = []
 
@@ -101,8 +109,8 @@ def _main() -> None:
         signal.signal(number, end)
     (code, check), *others = json.loads(sys.argv[1])
     children.append(subprocess.Popen(code))
-    while subprocess.run(check, check=False).returncode and children[0].poll() is None:
-        time.sleep(1)
+    while children[0].poll() is None and not (_listens(int(sys.argv[2])) and not subprocess.call(check)):
+        time.sleep(0.5)
     children.extend(subprocess.Popen(command) for command, _ in others)
     while all(child.poll() is None for child in children):
         time.sleep(0.5)

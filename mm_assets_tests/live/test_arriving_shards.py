@@ -34,7 +34,9 @@ def test_shards_that_arrive_in_waves(in_postgres: Storage) -> None:
                     if tar.stem in bad:
                         tar.write_bytes(BROKEN)
                     tar.rename(storage.raw / tar.name)
-            dev.wait_for(ended(wave), SECONDS, f"the backfill of wave {wave}")
+            landed = {tar.stem for tar in tars[:until]} - bad
+            wait_for(lambda landed=landed: storage.tars() == landed, SECONDS, f"wave {wave}")
+        dev.wait_for(ended(2), SECONDS, "the end of both backfills")
         with dev.instance() as instance:
             runs = instance.get_runs()
         of_waves = Counter(run.tags["dagster/backfill"] for run in runs)

@@ -47,7 +47,7 @@ def _here(words: Sequence[object], env: Mapping[str, str]) -> subprocess.Complet
     """A command in this process, for which fsspec reads its variables anew."""
     with patch.dict(fsspec.config.conf):
         fsspec.config.set_conf_env(fsspec.config.conf, dict(env))
-        return run(*words, **env)
+        return run(*words, **{"MM_WORKERS": "1", **env})
 
 
 @pytest.fixture(scope="module")
