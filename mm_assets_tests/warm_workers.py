@@ -22,27 +22,38 @@ class _WarmPool(WorkerPool):
             super().close()
 
 
-_pools: dict[tuple[int, float | None, str], _WarmPool] = {}
-
-
-def _pool(processes: int, may_fork: bool = False, time_limit: float | None = None) -> _WarmPool:
-    """Workers keep the working directory in which they were started, so each directory has its own."""
-    known = (processes, time_limit, os.getcwd())
-    return _pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
+_Pools = dict[tuple[int, float | None, str], _WarmPool]
+_pools: _Pools = {}
 
 
 @contextmanager
-def warm_workers() -> Iterator[None]:
-    """Give whoever asks for a pool in this process the same workers, in all such blocks of a session."""
+def warm_workers(*, apart: bool = False) -> Iterator[None]:
+    """Give whoever asks for a pool in this process the same workers, in all such blocks of a session.
+
+    Workers keep the working directory in which they were started, so each directory has its own. They keep
+    the environment and the logins of their start, too: a block with others has workers ``apart``.
+    """
+    pools: _Pools = {} if apart else _pools
+
+    def pool(processes: int, may_fork: bool = False, time_limit: float | None = None) -> _WarmPool:
+        known = (processes, time_limit, os.getcwd())
+        return pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("mm_assets.pool.workers", "mm_assets.graph.io_manager"):
             if name in sys.modules:
-                patch.setattr(sys.modules[name], "WorkerPool", _pool)
+                patch.setattr(sys.modules[name], "WorkerPool", pool)
         yield
+    if apart:
+        _end(pools)
 
 
 def end_warm_workers() -> None:
     """End the workers; the session calls it when its tests are done."""
-    for used in _pools.values():
+    _end(_pools)
+
+
+def _end(pools: _Pools) -> None:
+    for used in pools.values():
         WorkerPool.close(used)
-    _pools.clear()
+    pools.clear()

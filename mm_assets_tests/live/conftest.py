@@ -29,7 +29,7 @@ def signals_and_engines() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def shared_workers() -> Iterator[None]:
     """Workers of all commands of a file; they have the environment of the first, and know its logins."""
-    with warm_workers():
+    with warm_workers(apart=True):
         yield
 
 

@@ -45,7 +45,7 @@ def test_a_new_shard_costs_the_same_among_many(s3: S3Server, tmp_path: Path, com
                 (raw / shard.name).unlink()
         return proxy.requests
 
-    with faulty_proxy(s3.endpoint) as proxy, warm_workers():
+    with faulty_proxy(s3.endpoint) as proxy, warm_workers(apart=True):
         graph = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": out, "MM_WORKERS": "1"}
         graph["DAGSTER_HOME"] = str(tmp_path / "home")
         env = {**s3.env, "AWS_ENDPOINT_URL": proxy.endpoint, **(graph if command == "run" else {})}

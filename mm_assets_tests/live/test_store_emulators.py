@@ -32,7 +32,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[StoreEmulator]:
     with (
         EMULATORS[request.param]() as emulator,
         mock.patch.dict(os.environ, emulator.env),
-        warm_workers(),
+        warm_workers(apart=True),
     ):
         emulator.filesystem().mkdir(emulator.bucket)
         yield emulator
