@@ -45,6 +45,10 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 120
 
 
+def test_the_architecture_is_read_in_one_sitting() -> None:
+    assert (DOCS / "architecture.md").stat().st_size <= 8 << 10
+
+
 @pytest.mark.parametrize("page", pages(), ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
