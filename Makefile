@@ -43,7 +43,7 @@ lint: .venv/.made  ## ruff, format, types
 check: lint test  ## lint and test
 
 ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:$(PORT)
-	eval "$$($(BIN)/python -m mm_assets.demo)" && $(BIN)/mm-assets ui --port $(PORT)
+	eval "$$($(BIN)/python -m mm_assets.demo --exports)" && $(BIN)/mm-assets ui --port $(PORT)
 
 # An environment of its own: pages are made from our sources as text, without the project's own packages.
 .venv-docs/.made: requirements-docs.lock

@@ -7,6 +7,7 @@ outputs.
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -134,20 +135,22 @@ def demo_thresholds() -> dict[str, str]:
     return {} if any(given.get(name) for name in named) else THRESHOLDS
 
 
-if __name__ == "__main__":
-    for name, value in demo_thresholds().items():
-        print(f"export {name}={shlex.quote(value)}")
-
-
 RAW = Path("demo", "raw")
 
 
 def main() -> int:
     """Make example shards if needed, materialize every asset for all shards, print the table.
 
-    With ``MM_RAW_SHARDS`` set, those shards are used instead.
+    With ``MM_RAW_SHARDS`` set, those shards are used instead. ``--exports`` prints the demo's thresholds as
+    lines for a shell, and makes nothing.
     """
-    return run_command(_demo)
+    parser = argparse.ArgumentParser(prog="python -m mm_assets.demo", description="the demo: see README.md")
+    parser.add_argument("--exports", action="store_true", help="print the demo's thresholds for a shell")
+    if not parser.parse_args().exports:
+        return run_command(_demo)
+    for name, value in demo_thresholds().items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
 
 
 def _demo() -> int:

@@ -5,9 +5,10 @@ Only the setting ``MM_PLUGINS`` names them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.settings_file import given_settings
@@ -42,6 +43,18 @@ def _error(line: str) -> PluginError:
 def plugin_fault(module: ModuleType, what: str) -> PluginError:
     """Return the error to raise for an invalid definition in a plugin."""
     return _error(f"module {module.__name__!r}: {what}")
+
+
+def listed(module: ModuleType, name: str) -> Sequence[Any]:
+    """Return what a plugin has in one of its lists.
+
+    Raises:
+        PluginError: it is no list or tuple.
+    """
+    found = getattr(module, name, ())
+    if not isinstance(found, list | tuple):
+        raise plugin_fault(module, f"{name} must be a list, not {found!r}")
+    return found
 
 
 def _load(name: str) -> ModuleType:

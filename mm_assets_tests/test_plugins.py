@@ -72,6 +72,7 @@ def test_settings_of_a_plugin_are_settings(module: Module) -> None:
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
         ("x = (", "cannot be imported: SyntaxError: '(' was never closed"),
         ("x = 1", "it has none of FILTERS, MEASURES, CHECKS"),
+        ("FILTERS = int", "FILTERS must be a list, not <class 'int'>"),
         ("FILTERS = (5,)", "5 in FILTERS is no class of filters: derive it from ScoreFilter"),
         (FILTER.replace('name = "large"', ""), "filter Large needs a name of lower-case letters"),
         (FILTER.replace('"large"', '"Large one"'), "filter Large needs a name of lower-case letters"),

@@ -35,7 +35,7 @@ from mm_assets.filters.measure import (
 from mm_assets.filters.scores import HEADER_SCORES, SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA, TEXT_SCORES
 from mm_assets.formats.images.pixels import Pixels
 from mm_assets.model.errors import require
-from mm_assets.plugins import load_plugins, plugin_fault
+from mm_assets.plugins import listed, load_plugins, plugin_fault
 
 if TYPE_CHECKING:
     from zxingcpp import Position
@@ -437,7 +437,7 @@ def known_measures() -> MeasureSelection:
     """
     images, samples = list(IMAGE_MEASURES), list(SAMPLE_MEASURES)
     for module in load_plugins():
-        for added in getattr(module, "MEASURES", ()):
+        for added in listed(module, "MEASURES"):
             if not isinstance(added, ImageMeasure | SampleMeasure):
                 hint = "derive it from ImageMeasure or SampleMeasure"
                 raise plugin_fault(module, f"{added!r} in MEASURES is no measure: {hint}")

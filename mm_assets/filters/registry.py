@@ -31,7 +31,7 @@ from mm_assets.filters.filter import (
 )
 from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
-from mm_assets.plugins import plugin_fault
+from mm_assets.plugins import listed, plugin_fault
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ def known_filters(plugins: Iterable[ModuleType]) -> tuple[type[Filter[Any]], ...
     """
     known = list(FILTERS)
     for module in plugins:
-        for added in getattr(module, "FILTERS", ()):
+        for added in listed(module, "FILTERS"):
             if (fault := _fault(added, known)) is not None:
                 raise plugin_fault(module, fault)
             known.append(added)

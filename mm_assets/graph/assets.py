@@ -314,6 +314,8 @@ def with_plugins(asset: str, builtin: tuple[ShardCheck, ...]) -> tuple[ShardChec
             raise plugin_fault(module, "CHECKS must be a dict of checks by asset")
         if unknown := [name for name in plugin_checks if name not in ASSETS]:
             raise plugin_fault(module, f"{unknown[0]!r} in CHECKS is none of {', '.join(ASSETS)}")
+        if not isinstance(plugin_checks.get(asset, ()), list | tuple):
+            raise plugin_fault(module, f"CHECKS[{asset!r}] must be a list of checks")
         used_names = {LANDED, ZERO_LOSS, *(check.name for check in checks)}
         for check in plugin_checks.get(asset, ()):
             if not isinstance(check, ShardCheck):

@@ -69,6 +69,9 @@ class ShardSet:
         return f"shard {key!r} of {self.asset}: {self.absent.get(key, 'not among its partitions')}"
 
 
+SEVERITIES = ("ERROR", "WARN")
+
+
 @dataclass(frozen=True)
 class Check:
     """Outcome of one declared check on one shard.
@@ -82,6 +85,12 @@ class Check:
     passed: bool
     severity: str = "ERROR"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES:
+            raise ValueError(
+                f"check {self.name!r}: severity is {' or '.join(SEVERITIES)}, not {self.severity!r}"
+            )
 
 
 @dataclass(frozen=True)

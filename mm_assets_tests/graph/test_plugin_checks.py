@@ -39,6 +39,10 @@ def test_checks_of_a_plugin_follow_ours(module: Module, monkeypatch: pytest.Monk
             "'tars' in CHECKS is none of curated_parquet, filtered_parquet",
         ),
         (CHECK.replace('ShardCheck("fine", fine)', "fine"), "in CHECKS is no ShardCheck"),
+        (
+            CHECK.replace('[ShardCheck("fine", fine)]', "fine"),
+            "CHECKS['final_tars'] must be a list of checks",
+        ),
         (CHECK.replace('"fine"', '"ledger_balance"'), "final_tars has a check 'ledger_balance' already"),
         (CHECK.replace('"fine"', '"zero_loss"'), "final_tars has a check 'zero_loss' already"),
     ],

@@ -34,6 +34,15 @@ def run_over(folder: Path, locations: str, **variables: str) -> "subprocess.Comp
     return run("run", **{**_settings(folder, locations), **variables})
 
 
+def test_the_demo_prints_its_thresholds_for_make_ui(tmp_path: Path) -> None:
+    """And makes nothing: the shell evaluates all that it prints."""
+    done = run_process("--exports", module="mm_assets.demo", cwd=tmp_path, env={"MM_RAW_SHARDS": None})
+    assert done.stdout == "export MM_MIN_ASPECT_RATIO=1.0\nexport MM_MAX_ASPECT_RATIO=2.0\n"
+    assert list(tmp_path.iterdir()) == []
+    shown = subprocess.run(["make", "-n", "ui"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "-m mm_assets.demo --exports)" in shown
+
+
 def test_partitions_of_shards_that_are_gone(tmp_path: Path) -> None:
     """They are told, and neither made nor forgotten: `mm-assets retire` does that."""
     gone = make_shards(tmp_path / "raw", members=2, pdf=0, samples=2)[1]

@@ -51,6 +51,11 @@ def test_plan_digest_follows_the_steps_and_nothing_else() -> None:
     assert len({plan.digest() for plan in same + others}) == 1 + len(others)
 
 
+def test_a_severity_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"check 'n': severity is ERROR or WARN, not 'ERR'"):
+        Check("n", False, "ERR")
+
+
 def test_digest_tells_values_apart() -> None:
     values: list[Any] = [
         None,
