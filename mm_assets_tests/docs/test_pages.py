@@ -45,6 +45,12 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 120
 
 
+def test_the_pages_are_short() -> None:
+    sizes = {page: page.stat().st_size for page in DOCS.rglob("*.md")}
+    assert sum(sizes.values()) <= 200 << 10
+    assert sizes[DOCS / "architecture.md"] <= 8 << 10
+
+
 @pytest.mark.parametrize("page", pages(), ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
