@@ -406,7 +406,7 @@ class Settings:
             environment: variables to read, without a file; None: those of the process, over the file.
 
         Raises:
-            ValueError: (one line) a value does not fit, or a variable ``MM_…`` or key is no setting.
+            ValueError: (one line) a value does not fit, or a variable ``MM_…`` or key is not a setting.
         """
         given = given_settings(environment)
         added = known_filters(load_plugins(given))[len(FILTERS) :]

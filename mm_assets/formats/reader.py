@@ -337,13 +337,13 @@ class FileSurvey:
         losses: samples that cannot be read, and damaged ranges.
         unresolved: (sample id, position, message) of image references that lead to no image.
         frame_counts: (TIFF member, frames, references) of those whose numbers differ.
-        unreferenced: members that are no image of a sample.
-        skipped: members that are no regular files.
-        left_out: members that macOS or tar had added, which are no data.
+        unreferenced: members that are not an image of a sample.
+        skipped: members that are not regular files.
+        left_out: members that macOS or tar had added, which are not data.
         tallies: kinds of values of the fields whose samples declare no types.
         declared: passthrough schemas of the samples that declare types.
         declared_ints: ranges of the integers in the 64-bit columns of those.
-        content: columns of documents of others that look like texts or images (`content_columns`).
+        content: columns of third-party documents that look like texts or images (`content_columns`).
         has_pairs: whether the rows of a Parquet file are image-text pairs.
         members: number of all members of a tar, or of rows of a Parquet file.
         nbytes: bytes of the unpacked tar, or of the file.
@@ -366,7 +366,7 @@ class FileSurvey:
 
 
 _DEFAULT_PARTITION = "part-00000"
-# Iterables that are no batches: iterated, they give letters, keys or columns.
+# Iterables that are not batches: iterated, they give letters, keys or columns.
 _NOT_BATCHES = (str, os.PathLike, type, Mapping, pa.Table, pa.RecordBatch)
 
 Batches = InterleavedReader | InterleavedBatch | BatchStream | Iterable[InterleavedBatch]

@@ -12,6 +12,8 @@ import pytest
 from mm_assets_tests.docs.pages import README, ROOT, RUNNABLE, Block, blocks, pages, runnable
 from mm_assets_tests.docs.project import copy_project, run_block
 
+CLIENTS = ROOT / ".venv-clients"
+
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
@@ -33,13 +35,17 @@ def run_all(chosen: Iterable[Block], project: Path, programs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tried(demo: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """The project of a page, in which the blocks that need no clients have run; of both tests of the page."""
+    """The project of a page, in which its blocks have run; of both tests of the page.
+
+    Those with clients run at their place, if the clients are installed.
+    """
 
     @cache
     def project_of(page: Path) -> Path:
         project = copy_project(demo, tmp_path_factory.mktemp("page") / "project")
         first = {block for block in runnable(page)[:1] if page == README}  # the demo itself
-        run_all([b for b in runnable(page) if not b.with_clients and b not in first], project, programs)
+        chosen = [b for b in runnable(page) if b not in first and (CLIENTS.exists() or not b.with_clients)]
+        run_all(chosen, project, programs)
         return project
 
     return project_of
@@ -58,11 +64,9 @@ def test_the_blocks_of_a_page_run(page: Path, tried: Callable[[Path], Path]) -> 
 @pytest.mark.parametrize(
     "page", [page for page in pages() if any(block.with_clients for block in runnable(page))], ids=name
 )
-def test_the_blocks_of_a_page_run_with_the_clients(
-    page: Path, tried: Callable[[Path], Path], programs: Path
-) -> None:
-    """They run behind the others of the page: what comes later leaves what they look at."""
-    run_all([block for block in runnable(page) if block.with_clients], tried(page), programs)
+def test_the_blocks_of_a_page_run_with_the_clients(page: Path, tried: Callable[[Path], Path]) -> None:
+    assert CLIENTS.exists(), "run clients/install"
+    tried(page)
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

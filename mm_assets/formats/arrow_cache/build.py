@@ -342,7 +342,7 @@ def _joined(values: list[bytes | None]) -> pa.Array:
 class RemoteGeneration:
     """A build in progress, like `Generation`, for an object store.
 
-    Its shards are made in a local folder and put under new names, which nobody reads yet. The put of
+    Its shards are made in a local folder and put under new names, which no reader uses yet. The put of
     `_metadata.json` makes them the cache. After that the shards named by the previous metadata are removed.
     """
 
@@ -476,7 +476,7 @@ def _pairs(generator: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the generator's items.
 
     Raises:
-        TypeError: An item is no pair. A dict of two fields does not count as one.
+        TypeError: An item is not a pair. A dict of two fields does not count as one.
     """
     if not isinstance(generator, Iterable):
         hint = ": call it" if callable(generator) else ""

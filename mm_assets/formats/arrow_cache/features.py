@@ -391,7 +391,7 @@ def encode_example(example: Mapping[str, Any], features: Features) -> dict[str, 
 
     Raises:
         ValueError: A field is missing, not among the features, or its value does not fit (the message names
-            the field); or the example is no mapping.
+            the field); or the example is not a mapping.
     """
     if not isinstance(example, Mapping):
         raise ValueError(f"a mapping of fields was expected, not {type(example).__name__}")

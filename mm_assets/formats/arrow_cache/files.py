@@ -96,7 +96,7 @@ class OpenShard:
     Nothing is read before a row is requested. Closing or removing the file does no harm.
 
     Raises:
-        DataError: The file is no Arrow file; the message names it.
+        DataError: The file is not an Arrow file; the message names it.
     """
 
     def __init__(self, path: Path) -> None:

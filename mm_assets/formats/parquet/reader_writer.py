@@ -1,6 +1,6 @@
 """Reader and writer of interleaved Parquet: one row per item, row groups of whole samples.
 
-The reader takes documents of others, too. `open_source` chooses by the columns of each file: a row per item
+The reader also reads third-party documents. `open_source` chooses by the columns of each file: a row per item
 or a row per document (`DocumentSource`, which scans all rows first, then reads a few with their images).
 """
 
