@@ -35,15 +35,24 @@ def warm_workers(*, apart: bool = False) -> Iterator[None]:
     """
     pools: _Pools = {} if apart else _pools
 
-    def pool(processes: int, may_fork: bool = False, time_limit: float | None = None) -> _WarmPool:
-        known = (processes, time_limit, os.getcwd())
-        return pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
+    class Shared(WorkerPool):
+        """A class, for modules that are imported in the block may name it in a type."""
 
+        def __new__(
+            cls, processes: int = 0, may_fork: bool = False, time_limit: float | None = None
+        ) -> WorkerPool:  # type: ignore[misc]
+            known = (processes, time_limit, os.getcwd())
+            return pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
+
+    users = ("mm_assets.pool.workers", "mm_assets.graph.io_manager")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("mm_assets.pool.workers", "mm_assets.graph.io_manager"):
+        for name in users:
             if name in sys.modules:
-                patch.setattr(sys.modules[name], "WorkerPool", pool)
+                patch.setattr(sys.modules[name], "WorkerPool", Shared)
         yield
+    for name in users:  # one that was imported in the block
+        if name in sys.modules and sys.modules[name].WorkerPool is Shared:
+            sys.modules[name].WorkerPool = WorkerPool
     if apart:
         _end(pools)
 
