@@ -141,16 +141,9 @@ RAW = Path("demo", "raw")
 def main() -> int:
     """Make example shards if needed, materialize every asset for all shards, print the table.
 
-    With ``MM_RAW_SHARDS`` set, those shards are used instead. ``--exports`` prints the demo's thresholds as
-    lines for a shell, and makes nothing.
+    With ``MM_RAW_SHARDS`` set, those shards are used instead.
     """
-    parser = argparse.ArgumentParser(prog="python -m mm_assets.demo", description="the demo: see README.md")
-    parser.add_argument("--exports", action="store_true", help="print the demo's thresholds for a shell")
-    if not parser.parse_args().exports:
-        return run_command(_demo)
-    for name, value in demo_thresholds().items():
-        print(f"export {name}={shlex.quote(value)}")
-    return 0
+    return run_command(_demo)
 
 
 def _demo() -> int:
@@ -172,5 +165,15 @@ def _demo() -> int:
     return run_graph(MakeRequest())
 
 
+def _exports() -> int:
+    for name, value in demo_thresholds().items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(prog="python -m mm_assets.demo", description=main.__doc__)
+    parser.add_argument(
+        "--exports", action="store_true", help="only print the thresholds, as lines for a shell: `make ui`"
+    )
+    sys.exit(_exports() if parser.parse_args().exports else main())

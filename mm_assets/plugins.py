@@ -49,7 +49,7 @@ def listed(module: ModuleType, name: str) -> Sequence[Any]:
     """Return what a plugin has in one of its lists.
 
     Raises:
-        PluginError: it is no list or tuple.
+        PluginError: it is not a list or tuple.
     """
     found = getattr(module, name, ())
     if not isinstance(found, list | tuple):

@@ -79,6 +79,9 @@ class StoredScores(ABC, Generic[Place, S, M]):
     columns: ClassVar[pa.Schema]
     """Columns that each table of such scores has. One follows for each measure."""
 
+    beside_measures: ClassVar[tuple[Measure, ...]] = ()
+    """What fills further columns, where there is any measure."""
+
     def __init__(self, table: pa.Table) -> None:
         self.measured = [column for column in table.schema if is_measured(column)]
         self._scores = dict(self._rows(table))
@@ -97,6 +100,8 @@ class StoredScores(ABC, Generic[Place, S, M]):
         """Return the schema of scores with these measures, and with those of earlier scores."""
         columns = {column.name: column for column in (known.measured if known is not None else ())}
         columns |= {measure.name: column_of(measure) for measure in measures}
+        if columns:
+            columns |= {each.name: column_of(each) for each in cls.beside_measures}
         return with_columns(cls.columns, columns.values())
 
     def missing(self, measures: Sequence[M]) -> list[M]:
@@ -486,6 +491,7 @@ class ImageScores(StoredScores[tuple[str, int], ImageScore, ImageMeasure]):
     """The scores of the images of one shard, by sample id and position."""
 
     columns = SCORES_SCHEMA
+    beside_measures = (_DecodeError(),)
 
     def _rows(self, table: pa.Table) -> Iterator[tuple[tuple[str, int], ImageScore]]:
         values = {column.name: _values(table.column(column.name)) for column in self.measured}
@@ -502,15 +508,6 @@ class ImageScores(StoredScores[tuple[str, int], ImageScore, ImageMeasure]):
                     {name: column[row] for name, column in values.items()},
                 ),
             )
-
-    @classmethod
-    def schema(cls, measures: Iterable[ImageMeasure] = (), known: Self | None = None) -> pa.Schema:
-        """Return it with the column of what cannot be decoded, where there are measures."""
-        plain = super().schema(measures, known)
-        measured = {column.name: column for column in filter(is_measured, plain)}
-        if not measured:
-            return plain
-        return with_columns(cls.columns, (measured | {DECODE_ERROR: column_of(_DecodeError())}).values())
 
     def get(self, sample_id: str, position: int) -> ImageScore | None:
         """Return the score of one image; None for one that was never scored."""

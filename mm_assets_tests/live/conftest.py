@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import mm_assets.definitions  # noqa: F401  before its pool of workers is replaced
 from mm_assets.headless import instance as interrupts
 from mm_assets_tests.graph.kept_engines import kept_engines
 from mm_assets_tests.live.automated import Storage, in_sqlite
