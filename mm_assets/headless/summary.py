@@ -336,7 +336,7 @@ class RunSummary:
         figures = [f"raw shards: {locations}", f"shards failed: {len(self._failed)}"]
         if self._of or not self._failed:  # else there is nothing of which anything could be lost
             others = " of the others" if self._failed else ""
-            figures.append(f"members and items lost{others}: {self.loss_share:.0%}")
+            figures.append(f"members and items lost{others}: {_share_text(self.loss_share)}")
         # Checks of an unchanged shard are those of the run that made it.
         is_partial = any(line.unchanged for line in self._lines.values())
         skipped = " (unchanged shards were not checked again)" if is_partial else ""
@@ -419,6 +419,13 @@ def _folder(uri: str) -> str:
 
 def _total(values: dict[str, Any], name: str) -> int:
     return sum((values.get(name) or {}).values())
+
+
+def _share_text(share: float) -> str:
+    """Return a share in percent: 0% is none at all."""
+    if 0 < share < 0.001:
+        return "less than 0.1%"
+    return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def _number(values: Mapping[str, Any], name: str) -> int:

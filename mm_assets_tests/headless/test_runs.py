@@ -61,6 +61,13 @@ def test_the_exit_code_is_that_of_the_loss_policy(project: Project) -> None:
     assert "members and items lost: 20%" in done.stdout, "one member of five members and items"
 
 
+@pytest.mark.parametrize(("sound", "told"), [(150, "0.3%"), (750, "less than 0.1%")])
+def test_a_little_that_is_lost_is_not_nothing(project: Project, sound: int, told: str) -> None:
+    documents = [(f"{number}.json", {"texts": ["x"]}) for number in range(sound)]
+    make_tar(project.raw / "a.tar", [*documents, ("bad.json", b"{")])
+    assert f"members and items lost: {told};" in fine(project.run("--assets", "curated_parquet"))
+
+
 def test_a_shard_that_was_made_when_more_was_allowed_has_lost_too_much(project: Project) -> None:
     """Images that cannot be decoded are found when they are read, and it is not read again."""
     document = {"texts": ["x", None], "images": [None, "s.png"]}
