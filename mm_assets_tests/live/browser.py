@@ -25,13 +25,14 @@ def screenshot(
     clicks: Sequence[str] = (),
     inner_tabs: Sequence[str] = (),
     images: Sequence[str] = (),
+    requested: Sequence[str] = (),
     seconds: float = 60,
     size: tuple[int, int] = (1600, 1000),
 ) -> None:
     """Open ``url``, and the menus beside the buttons named ``menus``, click the elements with the texts
     ``clicks`` in turn, then the ``inner_tabs`` (of two tabs of that name, the one inside the other's page),
     wait until every one of ``texts`` is visible, and for each of ``images`` a picture whose address begins
-    with it and that can be drawn, then write ``png``. Raises PageError, with what
+    with it and that can be drawn, and until the page asked for each address ``requested``, then write ``png``. Raises PageError, with what
     the page does show, when they do not come."""
     if not CLIENTS_PYTHON.exists():
         raise PageError(f"{CLIENTS_PYTHON} is missing: run clients/install")
@@ -41,7 +42,9 @@ def screenshot(
     command += [f"--text={text}" for text in texts] + [f"--click={text}" for text in clicks]
     command += [f"--menu={text}" for text in menus]
     command += [f"--inner-tab={text}" for text in inner_tabs] + [f"--image={start}" for start in images]
-    limit = seconds * (1 + len(texts) + len(menus) + len(clicks) + len(inner_tabs) + len(images)) + 60
+    command += [f"--requested={address}" for address in requested]
+    waits = [texts, menus, clicks, inner_tabs, images, requested]
+    limit = seconds * (1 + sum(map(len, waits))) + 60
     done = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, timeout=limit, check=False
     )
@@ -60,6 +63,7 @@ def _main() -> None:
     parser.add_argument("--click", action="append", default=[])
     parser.add_argument("--inner-tab", action="append", default=[])
     parser.add_argument("--image", action="append", default=[])
+    parser.add_argument("--requested", action="append", default=[])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--size", type=int, nargs=2, default=(1600, 1000))
     options = parser.parse_args()
@@ -91,6 +95,11 @@ def _main() -> None:
                 drawn = """start => [...document.images].some(
                     image => image.src.startsWith(start) && image.complete && image.naturalWidth > 40)"""
                 page.wait_for_function(drawn, arg=start)
+            for address in options.requested:
+                waiting_for = f"a request for {address!r}"
+                page.wait_for_function(
+                    "address => [...document.images].some(image => image.src === address)", arg=address
+                )
         except Error as error:
             body = page.inner_text("body", timeout=5000)
             parser.exit(
