@@ -69,13 +69,16 @@ def prepare(source: str, target: str, files: Sequence[str], output: str, warm_up
 
 def _account(source: str, target: str, files: Sequence[str], output: str) -> dict[str, float]:
     from mm_assets.accounting.canonical import derive
-    from mm_assets.graph.shard_work import enter
+    from mm_assets.accounting.ledger import Balance, Ledger, account_table
+    from mm_assets.accounting.record import ShardRecord
 
     started = cpu_seconds()
     reports = project.convert(source, target, files, output)
     converted = cpu_seconds()
     for report in reports:
-        enter(f"{output}.accounts", _ASSET, report, None)
+        rows = account_table(_ASSET, report.partition, Balance.of(report), report.losses)
+        record = ShardRecord(_ASSET, report.partition, "", report.digest, report.uri or "")
+        Ledger(f"{output}.accounts").write(record, rows)
     entered = cpu_seconds()
     for report in reports:
         found = derive(target, report.uri, report.partition)

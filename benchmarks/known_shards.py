@@ -1,8 +1,8 @@
 """Storage as after many raw shards: what real ones left, under other names and with other sample ids.
 
-Written anew, because it names the shard or its sample ids: records, surveys, notes on what was published,
-proofs, statistics of tars, records of Lance partitions. Hard links under other names: raw shards and all data
-files, whose content therefore is that of the real ones, sample ids included.
+Written anew, because it names the shard or its sample ids: accounts, surveys, proofs, statistics of tars,
+records of Lance partitions. Hard links under other names: raw shards and all data files, whose content
+therefore is that of the real ones, sample ids included.
 """
 
 from __future__ import annotations
@@ -20,12 +20,8 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
-import xxhash
 
-_LINKED = (
-    *("curated", "filtered", "scores", "sample_scores", "quarantine", "webdataset"),
-    *("ledger/balance", "ledger/items"),
-)
+_LINKED = ("curated", "filtered", "scores", "sample_scores", "quarantine", "webdataset")
 _CACHES = "arrow_cache"
 _TABLE = "lance/items.lance"
 _PROCESSES = 2
@@ -121,9 +117,8 @@ class Copies:
 
         PartitionRecords(Location(f"{self.root}/{_TABLE}")).index()
         store = SurveyStore(self.root)
-        stamps_of = (store.survey_stamps(), store.note_stamps(), store.id_stamps())
-        nothing = hashes_of(())
-        all_facts: list[dict[str, FileFacts]] = [{}, {}, {}]
+        stamps_of = (store.survey_stamps(), store.published_stamps())
+        all_facts: list[dict[str, FileFacts]] = [{}, {}]
         texts = [
             (
                 survey_store.columns_to_text(shard.survey.columns),
@@ -135,10 +130,10 @@ class Copies:
             for shard, (columns, published) in zip(shards, texts, strict=True):
                 name = copied_name(shard.key, number)
                 hashes = hashes_of(shard.sample_ids(number).to_pylist())
-                kinds = (FileFacts(columns, hashes), FileFacts(published, nothing), FileFacts("", hashes))
+                kinds = (FileFacts(columns, hashes), FileFacts(published, hashes))
                 for facts, found in zip(all_facts, kinds, strict=True):
                     facts[name] = found
-        kinds_of_index = ("surveys", "published", "sample_ids")
+        kinds_of_index = ("surveys", "published")
         for kind, facts, stamps in zip(kinds_of_index, all_facts, stamps_of, strict=True):
             index, names = FileIndex(index_folder(self.root, kind)), list(facts)
             for start in range(0, len(names), _INDEXED_AT_ONCE):
@@ -182,15 +177,15 @@ class RealShard:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
             os.link(f"{self.root}/{path}", target)
         set_id = self._copy_partition(name, number, table_version)
-        digests = self._copy_notes(name, number, version)
+        self._copy_survey(name, number, version)
         changed = {self.key: name, self.survey.version: version, **set_id}
-        for path, text, made_from in self.sealed:
+        for path, text in self.proofs:
             fields = json.loads(_changed(text, changed))
-            if made_from:
-                fields["fingerprint"] = _digest(json.loads(_changed(made_from, changed)))
-                files = fields["account"]["files"]
-                files.update({file: digest for file, digest in digests.items() if file in files})
             Path(self.root, path.replace(self.key, name)).write_bytes(_seal(fields))
+        for text, made_from, rows in self.accounts:
+            fields = json.loads(_changed(text, changed))
+            fields["fingerprint"] = _digest(json.loads(_changed(made_from, changed)))
+            _write_account(self.root, fields, name, rows)
         statistics = f"webdataset/.mm_assets/{self.key}.tar.json"
         stated = self._text(statistics)
         if stated is not None:
@@ -216,7 +211,7 @@ class RealShard:
         """What the curated output was made with."""
         from mm_assets.accounting.survey_store import SurveyStore
 
-        ((_, found),) = SurveyStore(self.root).read_notes([self.key])
+        ((_, found),) = SurveyStore(self.root).published([self.key])
         return found
 
     @cached_property
@@ -242,17 +237,26 @@ class RealShard:
         return [str(path.relative_to(root)) for path in found]
 
     @cached_property
-    def sealed(self) -> list[tuple[str, str, str]]:
-        """Records and proofs: path, text, and of a record what its fingerprint is a digest of, as text."""
+    def proofs(self) -> list[tuple[str, str]]:
+        """Path and text of each proof."""
         from mm_assets.storage.small_files import unseal
 
-        found = []
-        for folder in ("ledger", "proof"):
-            for path in sorted(Path(self.root, folder).glob(f"*/{self.key}.json")):
-                fields = unseal(path.read_bytes())
-                made_from = json.dumps(self.made_from[fields["fingerprint"]]) if folder == "ledger" else ""
-                text = json.dumps(fields, ensure_ascii=False)
-                found.append((str(path.relative_to(self.root)), text, made_from))
+        return [
+            (str(path.relative_to(self.root)), json.dumps(unseal(path.read_bytes()), ensure_ascii=False))
+            for path in sorted(Path(self.root, "proof").glob(f"*/{self.key}.json"))
+        ]
+
+    @cached_property
+    def accounts(self) -> list[tuple[str, str, pa.Table]]:
+        """Of each account the record and what its fingerprint is a digest of, as texts, and the rows."""
+        from mm_assets.accounting.ledger import Ledger
+
+        ledger, found = Ledger(self.root), []
+        for folder in sorted(Path(self.root, "ledger", "accounts").iterdir()):
+            for record in ledger.records(folder.name, [self.key]).values():
+                made_from = json.dumps(self.made_from[record.fingerprint])
+                fields = json.dumps(vars(record), ensure_ascii=False)
+                found.append((fields, made_from, ledger.account(folder.name, self.key)))
         return found
 
     def _text(self, path: str) -> str | None:
@@ -287,19 +291,14 @@ class RealShard:
         PartitionRecords(Location(f"{self.root}/{_TABLE}")).put([copied])
         return {record.set_id: set_id}
 
-    def _copy_notes(self, name: str, number: int, version: str) -> dict[str, Any]:
-        """Copy the survey and the notes on what was published; return the digests of the notes."""
+    def _copy_survey(self, name: str, number: int, version: str) -> None:
         from mm_assets.accounting import survey_store
         from mm_assets.accounting.survey_store import SurveyStore
 
         ids = self.sample_ids(number)
         samples = self.survey.samples.set_column(0, self.survey.samples.schema.field(0), ids)
-        ids_file, published_file, survey_file = SurveyStore(self.root).uris(name)
-        survey_store.write_survey(survey_file, name, replace(self.survey, version=version, samples=samples))
-        survey_store.write_published(published_file, name, self.published)
-        survey_store.write_published_ids(ids_file, name, ids)
-        notes = {file.removeprefix(f"{self.root}/"): Path(file) for file in (ids_file, published_file)}
-        return {name: _file_digest(file.read_bytes()) for name, file in notes.items()}
+        survey = replace(self.survey, version=version, samples=samples)
+        survey_store.write_survey(SurveyStore(self.root).uri(name), name, survey)
 
 
 _shards: Sequence[RealShard] = ()
@@ -332,9 +331,13 @@ def _digest(value: Any) -> str:
     return digest(value)
 
 
-def _file_digest(data: bytes) -> dict[str, Any]:
-    """What `mm_assets.accounting.record` tells of a file, without a thread for each call."""
-    return {"bytes": len(data), "digest": xxhash.xxh3_128_hexdigest(data)}
+def _write_account(root: str, fields: Mapping[str, Any], partition: str, rows: pa.Table) -> None:
+    from mm_assets.accounting.ledger import Ledger
+    from mm_assets.accounting.record import ShardRecord
+
+    at = rows.schema.get_field_index("partition")
+    names = pa.array([partition] * rows.num_rows, pa.string())
+    Ledger(root).write(ShardRecord(**fields), rows.set_column(at, rows.schema.field(at), names))
 
 
 def _seal(fields: Mapping[str, Any]) -> bytes:

@@ -25,21 +25,21 @@ def _listing(root: str, keys: Sequence[str]) -> Part:
 
 
 def _named(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.record import ShardRecords
+    from mm_assets.accounting.ledger import Ledger
 
-    return lambda: len(ShardRecords(root).named(_ASSET))
+    return lambda: len(Ledger(root).named(_ASSET))
 
 
 def _records(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.record import ShardRecords
+    from mm_assets.accounting.ledger import Ledger
 
-    return lambda: len(ShardRecords(root).read(_ASSET, keys))
+    return lambda: len(Ledger(root).records(_ASSET, keys))
 
 
 def _all_records(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.record import ShardRecords
+    from mm_assets.accounting.ledger import Ledger
 
-    return lambda: len(ShardRecords(root).keys(_ASSET))
+    return lambda: len(Ledger(root).partitions(_ASSET))
 
 
 def _published(root: str, keys: Sequence[str]) -> Part:
@@ -127,10 +127,10 @@ def _indexes(root: str, keys: Sequence[str]) -> Part:
 
 
 def _landed(root: str) -> tuple[Any, list[str]]:
-    from mm_assets.accounting.record import ShardRecords
+    from mm_assets.accounting.ledger import Ledger
     from mm_assets.accounting.survey_store import SurveyStore
 
-    return SurveyStore(root), ShardRecords(root).named(_ASSET)
+    return SurveyStore(root), Ledger(root).named(_ASSET)
 
 
 def _table(root: str) -> Any:

@@ -18,11 +18,11 @@ import dagster as dg
 import pyarrow.parquet as pq
 
 from mm_assets.demo import make_shards
-from mm_assets.storage.small_files import unseal
 from mm_assets_tests.formats.hostile.cases import CASES
 from mm_assets_tests.formats.hostile.test_hostile import ingest
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.output_digests import digests
+from mm_assets_tests.graph.published import record_in
 
 FILE = Path(__file__).with_name("golden.json")
 _BOUNDS = {"MM_MIN_ASPECT_RATIO": "1", "MM_MAX_ASPECT_RATIO": "2", "MM_WORKERS": "2"}
@@ -68,8 +68,8 @@ def _graph(folder: Path) -> dict[str, str]:
         Deployment(str(raw), str(storage), instance, dict(_BOUNDS)).run()
     files = digests(storage).items()  # surveys have the times of the raw shards, which are new here
     found = {f"graph/{name}": digest[:16] for name, digest in files if "raw_shards" not in name}
-    for path in sorted((storage / "ledger").glob("*/*.json")):
-        record = unseal(path.read_bytes())
+    for path in sorted((storage / "ledger" / "accounts").glob("*/*.parquet")):
+        record = record_in(path)
         account = record.get("account")
         if account and record.get("checks") is not None:
             known = [account.get("settings"), account.get("written"), record["checks"]]

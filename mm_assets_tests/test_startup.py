@@ -91,7 +91,9 @@ def test_assets_have_owners_links_and_column_lineage(monkeypatch: pytest.MonkeyP
     filtered = specs["filtered_parquet"].metadata
     assert filtered["output"] == dg.MetadataValue.path("/data/it's here/filtered")
     assert (
-        filtered["lost_items"] == "SELECT * FROM '/data/it''s here/ledger/items/filtered_parquet/*.parquet'"
+        filtered["lost_items"]
+        == "SELECT * FROM '/data/it''s here/ledger/accounts/filtered_parquet/*.parquet' "
+        "WHERE sample_id IS NOT NULL"
     )
     assert filtered["overview"] == dg.MetadataValue.asset(dg.AssetKey("overview"))
     lineage = filtered["dagster/column_lineage"].deps_by_column

@@ -89,15 +89,19 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
     """Return the history of a sample in each shard that has or had it; none for an unknown id.
 
     It is read from the outputs and the ledger below a storage root. The cost is a read of the footer of every
-    Parquet and ledger file. Tars and caches are opened only for shards found there, and the Lance table is
+    Parquet file and account. Tars and caches are opened only for shards found there, and the Lance table is
     queried by its index. No image is read.
     """
     ledger = Ledger(root, options)
-    found = {
-        output.asset: in_parquet(ledger.items_folder(output.asset), sample_id, options, ITEMS_SCHEMA.names)
+    lost = {
+        output.asset: [
+            row
+            for folder in ledger.item_folders(output.asset)
+            for rows in in_parquet(folder, sample_id, options, ITEMS_SCHEMA.names).values()
+            for row in rows
+        ]
         for output in OUTPUTS
     }
-    lost = {asset: [row for rows in files.values() for row in rows] for asset, files in found.items()}
     kept = _kept(root, sample_id, {row["partition"] for rows in lost.values() for row in rows}, options)
     shards: dict[str | None, ShardHistory] = {}
     for asset, by_partition in kept.items():
@@ -181,8 +185,7 @@ def _is_made(
     if partition is None:
         return True
     return any(
-        exists(uri, options)
-        for uri in (ledger.balance_uri(output.asset, partition), output.uri(root, partition))
+        exists(uri, options) for uri in (*ledger.uris(output.asset, partition), output.uri(root, partition))
     )
 
 

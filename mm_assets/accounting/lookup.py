@@ -1,6 +1,6 @@
 """Lookup of one sample's rows in outputs of each format, without reading other rows.
 
-`PublishedOutputs` reads schema and sample ids of whole outputs, where the notes on them are lost.
+`PublishedOutputs` reads schema and sample ids of whole outputs, where their accounts do not tell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical.account import Rows, SampleQuery, accounted_format
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.record import ShardRecord, ShardRecords
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.record import ShardRecord
 from mm_assets.accounting.survey import ShardColumns, passthrough
 from mm_assets.formats.materialize import Fetcher, open_fetcher
 from mm_assets.formats.names import sample_key
@@ -266,11 +267,8 @@ class PublishedOutputs:
         self._options = options
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield the sample ids of these shards, each id once per item."""
-        return self._each(
-            partitions,
-            lambda file: file.read(columns=["sample_id"], use_threads=False).column(0).cast(pa.string()),
-        )
+        """Yield the sample ids of these shards."""
+        return self._each(partitions, _sample_ids)
 
     def published(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
         """Yield the columns of these shards, and whether their integers are exact as floats."""
@@ -280,9 +278,9 @@ class PublishedOutputs:
         self, partitions: Iterable[str], read: Callable[[pq.ParquetFile], T]
     ) -> Iterator[tuple[str, T]]:
         keys = sorted(partitions)
-        if not keys:  # the usual case: no notes are lost
+        if not keys:  # the usual case: accounts tell
             return
-        records = ShardRecords(self._root).read(self._asset, keys)
+        records = Ledger(self._root, self._options).records(self._asset, keys)
 
         def read_output(record: ShardRecord) -> T | None:
             try:
@@ -303,6 +301,11 @@ class PublishedOutputs:
             for record, found in zip(published, threads.map(read_output, published), strict=True):
                 if found is not None:
                     yield record.key, found
+
+
+def _sample_ids(file: pq.ParquetFile) -> pa.ChunkedArray:
+    ids = file.read(columns=["sample_id"], use_threads=False).column(0).cast(pa.string())
+    return pa.chunked_array([ids.unique()])
 
 
 def _published(file: pq.ParquetFile) -> Published:

@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets import __version__
-from mm_assets.accounting.record import BY_ASSET, ShardRecords, made_from, stated_partitions
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.record import BY_ASSET, made_from, stated_partitions
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UNREADABLE, read_buffer
 from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, publish_bytes, read_bytes
@@ -99,10 +100,12 @@ class ShardProof:
 
 # Folders below the root, each with a folder per asset and a file per shard: suffix, and name of the evidence.
 _TRACES = {
+    "ledger/accounts": (".parquet", "its account"),
+    "proof": (".json", "an earlier proof"),
+    # what earlier releases have written:
     "ledger": (".json", "its record"),
     "ledger/balance": (".parquet", "its balance in the ledger"),
     "ledger/items": (".parquet", "its items in the ledger"),
-    "proof": (".json", "an earlier proof"),
 }
 
 
@@ -112,11 +115,12 @@ class Evidence:
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
         self._root = root
         self._options = options
+        self._ledger = Ledger(root, options)
 
     def of(self, asset: str) -> dict[str, list[str]]:
         """Return the shards of an asset that were published once, with the kinds of evidence for each.
 
-        Evidence are records, ledger, proofs, and records of outputs made from the asset. A file that tells
+        Evidence are accounts and proofs, and accounts of outputs made from the asset. A file that tells
         its shard neither by name nor by content is listed under its file name.
         """
         found: dict[str, list[str]] = {}
@@ -125,9 +129,8 @@ class Evidence:
             for partition in stated_partitions(below, suffix, self._options):
                 found.setdefault(partition, []).append(what)
         for output in made_from(asset):
-            records = join(self._root, "ledger", partition_filename(output.asset))
-            for partition in stated_partitions(records, ".json", self._options):
-                found.setdefault(partition, []).append(f"the record of {output.asset}")
+            for partition in self._ledger.named(output.asset):
+                found.setdefault(partition, []).append(f"the account of {output.asset}")
         return found
 
     def unmade(self, asset: str) -> list[str]:
@@ -135,7 +138,7 @@ class Evidence:
         source = BY_ASSET[asset].source
         if source is None:
             return []
-        return sorted(set(ShardRecords(self._root).keys(source)).difference(self.of(asset)))
+        return sorted(set(self._ledger.partitions(source)).difference(self.of(asset)))
 
     def unknown_files(self, asset: str, known: Iterable[str]) -> list[str]:
         """Return files in the folder of an output that belong to none of these shards.

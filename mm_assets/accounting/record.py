@@ -1,14 +1,11 @@
-"""Records of published shards: one small JSON file each, beside the data.
+"""Outputs of the graph, and the record of each published shard.
 
-A record says which inputs, code and configuration an output was made from (`fingerprint`), what came out, and
-what the file looked like then (`stat`). By it a re-run knows that a shard is unchanged, without the database
-of the orchestrator.
-
-* `OUTPUTS`: the outputs of the graph, each with its location below the storage root, format and source.
-* `ShardRecord`, `ShardRecords`: a record, and all of them below a storage root.
-* `digest_files`, `file_problems`: the small files beside the data (ledger, scores, quarantine). Their digests
-  are in the record, under ``files`` of its account: path below the storage root -> bytes and xxh3-128 of the
-  file, or null where the shard has no such file. With them, missing or changed files are found.
+* `OUTPUTS`: the outputs, each with its location below the storage root, format and source.
+* `ShardRecord`: which inputs, code and configuration an output was made from (`fingerprint`), what came out,
+  and what the file looked like then (`stat`). `mm_assets.accounting.ledger` keeps it.
+* `digest_files`: the small files beside the data (scores, quarantine). Their digests are in the record, under
+  ``files`` of its account: path below the storage root -> bytes and xxh3-128 of the file, or null where the
+  shard has no such file. With them, missing or changed files are found.
 * `stated_partitions`: the partitions that the files of a folder belong to. Names tell; a file is opened only
   where its name is too long to do so.
 """
@@ -16,31 +13,29 @@ of the orchestrator.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from stat import S_ISDIR
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.formats.arrow_cache.files import digest_of
 from mm_assets.formats.names import Format, format_of, partition_filename
-from mm_assets.formats.parquet.files import read_buffer
+from mm_assets.formats.parquet.files import SHARD, read_buffer
 from mm_assets.storage.files import (
     StorageOptions,
     filesystem,
     is_remote,
     join,
-    local_bytes,
     open_binary,
-    replace_file,
 )
-from mm_assets.storage.small_files import seal, unseal
 from mm_assets.storage.stamps import mark_of
 
 _THREADS = 16  # object stores answer in ~50 ms
@@ -84,10 +79,11 @@ def stated_partitions(folder: str, suffix: str, options: StorageOptions | None =
 
 
 def _stated(data: bytes, suffix: str) -> str | None:
-    """Return the shard named inside a record, a proof or a ledger table; None if it cannot be read."""
+    """Return the shard named inside an account, a proof or a table; None if it cannot be read."""
     try:
         if suffix == ".parquet":
-            return str(read_buffer(data, ["partition"]).column(0)[0].as_py())
+            named = (pq.read_metadata(pa.BufferReader(data)).metadata or {}).get(SHARD.encode())
+            return named.decode() if named else str(read_buffer(data, ["partition"]).column(0)[0].as_py())
         fields = json.loads(data)
         return str(fields.get("key") or fields["partition"])
     except (ValueError, LookupError, AttributeError, OSError, RecursionError):
@@ -138,12 +134,11 @@ def made_from(asset: str) -> tuple[Output, ...]:
     return tuple(output for output in OUTPUTS if output.source == asset)
 
 
-log = logging.getLogger(__name__)
-
-FORMAT = 4
 LOST_IDS = "lost_ids"
 """In an account: ids of samples that were lost when the raw shard was read, as far as they are listed."""
-INDEXES = ("surveys", "published", "sample_ids", "tars")
+PUBLISHED = "published"
+"""In an account of `CURATED`: schema and columns that the shard was published with (`published_to_text`)."""
+INDEXES = ("surveys", "published", "tars")
 # Object stores answer in ~50 ms; the records of a chunk of 100 shards are read in parallel.
 _REMOTE_THREADS = 16
 
@@ -162,6 +157,8 @@ class ShardRecord:
         metadata: reported with the shard, so that it can be reported again.
         checks: check results, likewise.
         account: counts, digests and options, as needed for a proof.
+        rows_digest: digest of the rows of its account (`mm_assets.accounting.ledger`).
+        lost_rows: number of the rows with lost items among them.
     """
 
     asset: str
@@ -173,114 +170,18 @@ class ShardRecord:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     checks: list[dict[str, Any]] = field(default_factory=list)
     account: Mapping[str, Any] = field(default_factory=dict)
+    rows_digest: str = ""
+    lost_rows: int = 0
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier release wrote it, before records and rows were in one account."""
+        return not self.rows_digest
 
     def lost_ids(self, raw_version: str) -> frozenset[str]:
         """Return the `LOST_IDS` of a raw shard in a version; none if it was read in another one."""
         is_of_version = raw_version in self.account.get("inputs", {}).values()
         return frozenset(self.account.get(LOST_IDS, ()) if is_of_version else ())
-
-
-class ShardRecords:
-    """Records below `root` (a folder or URL): `<root>/ledger/<asset>/<escaped partition>.json`.
-
-    URIs below the root are stored relative to it: records may be moved or published with the data, without
-    paths of this machine in them.
-    """
-
-    def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/") + "/"
-        self._fs, path = filesystem(root)
-        self._ledger = f"{path.rstrip('/')}/ledger"
-
-    def path(self, asset: str, key: str) -> str:
-        """Return the path of a record on the file system of `root`."""
-        return f"{self._ledger}/{partition_filename(asset)}/{partition_filename(key)}.json"
-
-    def uri(self, asset: str, key: str) -> str:
-        """Return the location of a record."""
-        return f"{self._root}ledger/{partition_filename(asset)}/{partition_filename(key)}.json"
-
-    def read(self, asset: str, keys: Iterable[str]) -> dict[str, ShardRecord]:
-        """Return the records of these shards, without those that do not exist.
-
-        An unreadable record is logged and counts as missing: its shard is made again, which also rewrites the
-        record.
-        """
-        paths = {self.path(asset, key): key for key in keys}
-        return self._read(asset, paths, lambda record: record.key)
-
-    def by_file_name(self, asset: str, names: Iterable[str]) -> dict[str, ShardRecord]:
-        """Return the records of shards by the names of their files (`partition_filename`), else as `read`."""
-        paths = {f"{self._ledger}/{partition_filename(asset)}/{name}.json": name for name in names}
-        return self._read(asset, paths, lambda record: partition_filename(record.key))
-
-    def _read(
-        self, asset: str, names: Mapping[str, str], name_of: Callable[[ShardRecord], str]
-    ) -> dict[str, ShardRecord]:
-        """Return the records at some paths by name; the record itself must have that name."""
-        found: dict[str, ShardRecord] = {}
-        for path, data in self._contents(names):
-            try:
-                record = self._parse(data)
-                if (record.asset, name_of(record)) != (asset, names[path]):
-                    raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
-                found[names[path]] = record
-            except (ValueError, TypeError) as error:
-                log.warning("record %s is unreadable, the next run makes its shard again: %s", path, error)
-        return found
-
-    def keys(self, asset: str) -> list[str]:
-        """Return the shards of an asset that have a record, sorted."""
-        folder = f"{self._ledger}/{partition_filename(asset)}"
-        if not self._fs.isdir(folder):
-            return []
-        self._fs.invalidate_cache(folder)
-        paths = [path for path in self._fs.ls(folder, detail=False) if path.endswith(".json")]
-        keys = []
-        for path, data in self._contents(paths):
-            try:
-                keys.append(str(unseal(data)["key"]))
-            except (ValueError, TypeError, LookupError) as error:
-                log.warning("record %s is unreadable, the next run makes its shard again: %s", path, error)
-        return sorted(keys)
-
-    def named(self, asset: str) -> list[str]:
-        """Return the shards of an asset that have a record, readable or not, by the names of the files."""
-        return stated_partitions(f"{self._root}ledger/{partition_filename(asset)}", ".json")
-
-    def write(self, record: ShardRecord) -> None:
-        """Publish a record in one step: readers see the old one or the new one."""
-        path = self.path(record.asset, record.key)
-        fields = {"format": FORMAT, **vars(record), "uri": self.relative(record.uri)}
-        data = seal(fields)
-        if not isinstance(self._fs, LocalFileSystem):
-            self._fs.pipe_file(path, data)
-            return
-        # Not synced to disk: if a power cut leaves an empty record, its shard is made again.
-        replace_file(path, data)
-
-    def relative(self, uri: str) -> str:
-        """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""
-        return f"./{uri.removeprefix(self._root)}" if uri.startswith(self._root) else uri
-
-    def _parse(self, data: bytes) -> ShardRecord:
-        fields = unseal(data)
-        if fields.pop("format", None) != FORMAT:
-            raise ValueError(f"not of format {FORMAT}")
-        record = ShardRecord(**fields)
-        inside = record.uri.startswith("./")
-        return replace(record, uri=self._root + record.uri.removeprefix("./")) if inside else record
-
-    def _contents(self, paths: Iterable[str]) -> list[tuple[str, bytes]]:
-        if isinstance(self._fs, LocalFileSystem):
-            return [(path, data) for path in paths if (data := local_bytes(path)) is not None]
-        return [(path, data) for path, data in _at_once(paths, self._remote_bytes) if data is not None]
-
-    def _remote_bytes(self, path: str) -> bytes | None:
-        try:
-            return bytes(self._fs.cat_file(path))
-        except FileNotFoundError:
-            return None
 
 
 def index_folder(root: str, kind: str) -> str:
@@ -291,7 +192,7 @@ def index_folder(root: str, kind: str) -> str:
 def account_folders(root: str, asset: str) -> list[str]:
     """Return the local folders with an asset's accounts, where dead processes may have left files."""
     ledger, name = os.path.join(root, "ledger"), partition_filename(asset)
-    below = [name, f"items/{name}", f"balance/{name}", "raw_shards", "sample_ids"]
+    below = [f"accounts/{name}", "raw_shards"]
     return [
         *(index_folder(root, kind) for kind in INDEXES),
         *(os.path.join(ledger, folder) for folder in below),
@@ -396,40 +297,6 @@ def recorded_files(record: ShardRecord, *uris: str) -> dict[str, FileDigest | No
     }
 
 
-def file_problems(
-    root: str, written: Mapping[str, FileDigest | None], options: StorageOptions | None = None
-) -> list[str]:
-    """Return a line for each file below ``root`` that is not as written: missing, cut, changed or unexpected.
-
-    Args:
-        root: the storage root.
-        written: digests from the record, see `recorded_files`.
-        options: for the file system.
-    """
-    found = digest_files(root, [join(root, path) for path in written], options)
-    return [line for path, digest in written.items() if (line := _problem(path, digest, found[path]))]
-
-
-def shards_with_problems(
-    root: str, records: Iterable[ShardRecord], options: StorageOptions | None = None
-) -> dict[str, list[str]]:
-    """Return the `file_problems` of some shards by key, without shards that have none.
-
-    The files of all shards are read in one go.
-    """
-    written = {record.key: recorded_files(record) for record in records}
-    found = digest_files(root, [join(root, path) for files in written.values() for path in files], options)
-    lines = {
-        key: [_problem(path, digest, found[path]) for path, digest in files.items()]
-        for key, files in written.items()
-    }
-    return {
-        key: problems
-        for key, shard_lines in lines.items()
-        if (problems := [line for line in shard_lines if line])
-    }
-
-
 def _digest(uri: str, options: StorageOptions | None) -> FileDigest | None:
     try:
         with open_binary(uri, options) as file:
@@ -439,7 +306,8 @@ def _digest(uri: str, options: StorageOptions | None) -> FileDigest | None:
         return None
 
 
-def _problem(path: str, written: FileDigest | None, found: FileDigest | None) -> str:
+def file_problem(path: str, written: FileDigest | None, found: FileDigest | None) -> str:
+    """Return a line if a small file is not as written: missing, cut, changed or unexpected; else no text."""
     if written == found:
         return ""
     if written is None:

@@ -22,7 +22,6 @@ from mm_assets.accounting.record import (
     LANCE,
     OUTPUTS,
     TARS,
-    ShardRecords,
     index_folder,
     stated_partitions,
 )
@@ -52,7 +51,7 @@ _ASSETS = (*BY_ASSET, *DERIVED_FOLDERS)
 class Retirement:
     """Removal of partitions from all outputs below ``root`` (a folder or URL).
 
-    Outputs are removed before what they are made from, and records last, so that a retirement that was
+    Outputs are removed before what they are made from, and accounts last, so that a retirement that was
     interrupted is found and completed by the next one.
     """
 
@@ -60,7 +59,7 @@ class Retirement:
         self._root = root
         self._options = options
         self._folder = join(root, LEDGER_FOLDER, RETIRED)
-        self._records = ShardRecords(root)
+        self._ledger = Ledger(root, options)
         self._surveys = SurveyStore(root, options)
         self._proofs = ProofStore(root, options)
 
@@ -69,8 +68,7 @@ class Retirement:
         evidence = Evidence(self._root, self._options)
         found = {partition for output in OUTPUTS for partition in evidence.of(output.asset)}
         for asset in DERIVED_FOLDERS:
-            folder = join(self._root, LEDGER_FOLDER, partition_filename(asset))
-            found.update(stated_partitions(folder, ".json", self._options))
+            found.update(self._ledger.named(asset))
         for output in OUTPUTS:
             if (table := accounted_format(output.kind).table) is not None and self._has_table():
                 found.update(table.partitions(output.uri(self._root, "")))
@@ -111,13 +109,13 @@ class Retirement:
                 folder = join(self._root, DERIVED_FOLDERS[asset])
                 self._remove(join(folder, f"{partition_filename(name)}.parquet") for name in partitions)
                 yield DERIVED_FOLDERS[asset]
-        ledger = Ledger(self._root, self._options)
-        self._remove(uri for asset in _ASSETS for name in partitions for uri in ledger.uris(asset, name))
-        self._remove(uri for name in partitions for uri in self._surveys.uris(name))
+        self._remove(self._surveys.uri(name) for name in partitions)
         self._remove(self._proofs.uri(asset, name) for asset in BY_ASSET for name in partitions)
         self._proofs.drop(set(partitions))
         yield "proof"
-        self._remove(self._records.uri(asset, name) for asset in _ASSETS for name in partitions)
+        self._remove(
+            uri for asset in _ASSETS for name in partitions for uri in self._ledger.uris(asset, name)
+        )
         yield LEDGER_FOLDER
         forget(partitions)
         self._each(partitions, self._finish)
@@ -165,7 +163,7 @@ class Retirement:
             return
         outputs = {}
         for asset in _ASSETS:
-            for record in self._records.read(asset, [partition]).values():
+            for record in self._ledger.records(asset, [partition]).values():
                 written = record.account.get("written", {})
                 counts = {name: written[name] for name in ("rows", "samples") if name in written}
                 outputs[asset] = {"version": record.version, **counts}

@@ -1,15 +1,12 @@
-"""Store of the surveys of raw shards, and of notes on their published outputs: small files beside the data.
+"""Store of the surveys of raw shards: small files beside the data, and what is asked of all of them.
 
-ledger/raw_shards/<partition>.parquet         survey of a raw shard: a row per sample
-ledger/raw_shards/<partition>.published.json  schema of the shard's output, written at publication
-ledger/sample_ids/<partition>.parquet         sample ids of that output
+ledger/raw_shards/<partition>.parquet   survey of a raw shard: a row per sample
 ledger/index/surveys/      types of the columns, and hashes of the sample ids, of each survey
-ledger/index/published/    schema of each published output
-ledger/index/sample_ids/   hashes of the sample ids of each published output
+ledger/index/published/    schema, and hashes of the sample ids, of each published output
 
-* `write_survey` and the functions after it are the file formats. Each file names its shard and has a digest,
-  so moved or torn files are detected.
-* `SurveyStore` reads and writes the first three.
+* `write_survey` and the functions after it are the file formats. Each survey names its shard and has a
+  digest, so moved or torn files are detected.
+* `SurveyStore` reads and writes surveys, and reads what their published outputs have.
 * `SurveyIndex` keeps the index, which answers what the integrity gate asks of all shards in each run. A run
   opens the files of its own shards, and those that are new since the last run.
 """
@@ -21,18 +18,18 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.contract import Published
+from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.lookup import PublishedOutputs
-from mm_assets.accounting.record import index_folder
+from mm_assets.accounting.record import CURATED, PUBLISHED, index_folder
 from mm_assets.accounting.survey import SAMPLES_SCHEMA, Excerpt, ShardColumns, ShardSurvey, passthrough
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UNREADABLE
@@ -54,7 +51,6 @@ _THREADS = 16  # object stores answer in ~50 ms
 FORMAT = 1
 SURVEY_KEY = b"mm_assets:survey"  # key in the Parquet metadata: everything but the sample rows, as JSON
 
-_IDS_SCHEMA = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
 # Pages have checksums, verified on reading: a changed value would affect decisions about other shards.
 _WRITTEN = {"compression": "zstd", "write_page_checksum": True}
 
@@ -123,15 +119,19 @@ def columns_from_text(text: str) -> ShardColumns:
 
 
 def published_to_text(published: Published) -> str:
-    """Return what an output was made with as text, as `columns_to_text`."""
+    """Return what an output was made with as text. It is ASCII: names of columns may hold lone surrogates."""
     schema = schema_to_text(pa.schema(passthrough(published.schema)))
-    return json.dumps({"schema": schema, "columns": columns_to_text(published.columns)})
+    return json.dumps({"schema": schema, **_columns_to_json(published.columns)})
 
 
 def published_from_text(text: str) -> Published:
-    """Return what `published_to_text` was given, with columns as of `columns_from_text`."""
+    """Return what `published_to_text` was given.
+
+    Raises:
+        UNREADABLE: (one of these classes) the text is anything else.
+    """
     values = json.loads(text)
-    return Published(schema_from_text(values["schema"]), columns_from_text(values["columns"]))
+    return Published(schema_from_text(values["schema"]), _columns_from_json(values))
 
 
 def read_sample_ids(partition: str, data: bytes) -> pa.ChunkedArray:
@@ -148,47 +148,6 @@ def read_columns_and_ids(partition: str, data: bytes) -> tuple[ShardColumns, pa.
 def stated_partition(data: bytes) -> str:
     """Return the partition that a survey names as its own. Raises as `read_survey`."""
     return str(_open(None, data)[1]["partition"])
-
-
-def write_published(path: str, partition: str, published: Published) -> None:
-    """Write a local JSON file with the schema that an output was made with."""
-    values = {
-        "format": FORMAT,
-        "partition": partition,
-        "schema": schema_to_text(pa.schema(passthrough(published.schema))),
-        **_columns_to_json(published.columns),
-    }
-    Path(path).write_text(_sealed(values), encoding="utf-8")
-
-
-def read_published(partition: str, data: bytes) -> Published:
-    """Read what `write_published` wrote for this partition.
-
-    Raises:
-        UNREADABLE: (one of these classes) the data is anything else.
-    """
-    values = _checked(partition, data)
-    return Published(schema_from_text(values["schema"]), _columns_from_json(values))
-
-
-def write_published_ids(path: str, partition: str, sample_ids: Iterable[str]) -> None:
-    """Write a local Parquet file with a row for each sample of an output."""
-    ids = pa.array(sample_ids, pa.string())
-    pq.write_table(
-        pa.table([pa.array([partition] * len(ids), pa.string()), ids], schema=_IDS_SCHEMA), path, **_WRITTEN
-    )
-
-
-def read_published_ids(partition: str, data: bytes) -> pa.ChunkedArray:
-    """Read the ids that `write_published_ids` wrote.
-
-    Raises:
-        UNREADABLE: (one of these classes) the data is anything else.
-    """
-    table = _read(pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True), _IDS_SCHEMA)
-    if set(table.column("partition").unique().to_pylist()) - {partition}:
-        raise ValueError(f"belongs to shard {table.column('partition')[0].as_py()!r}")
-    return table.column("sample_id")
 
 
 def _open(partition: str | None, data: bytes) -> tuple[pq.ParquetFile, dict[str, Any]]:
@@ -265,31 +224,29 @@ def _tallies_from_json(values: Mapping[str, Any]) -> dict[str, FieldTally]:
     return {name: FieldTally.from_json(tally) for name, tally in values.items()}
 
 
-_SURVEY, _PUBLISHED = ".parquet", ".published.json"
+_SUFFIX = ".parquet"
 _AT_ONCE = 64  # files held in memory
 
 
 class SurveyStore:
-    """Surveys below ``root`` (a folder or a URL), and notes on the published outputs of ``asset``.
+    """Surveys below ``root`` (a folder or a URL), and the published outputs of ``asset``.
 
-    An unreadable survey is logged and counts as missing: its shard is surveyed again. If the notes on a
-    published output are lost or unreadable, the output itself is read.
+    An unreadable survey is logged and counts as missing: its shard is surveyed again. Where the account of a
+    published output does not tell of its columns, the output itself is read.
     """
 
-    def __init__(
-        self, root: str, options: StorageOptions | None = None, asset: str = "curated_parquet"
-    ) -> None:
+    def __init__(self, root: str, options: StorageOptions | None = None, asset: str = CURATED.asset) -> None:
         self.root = root
         self.options = options
+        self._asset = asset
         self._folder = join(root, "ledger", "raw_shards")
-        self._ids_folder = join(root, "ledger", "sample_ids")
         self._fs, self._path = filesystem(self._folder, options)
-        self._ids_path = filesystem(self._ids_folder, options)[1]
+        self._ledger = Ledger(root, options)
         self._outputs = PublishedOutputs(root, asset, options)
 
     def write(self, partition: str, survey: ShardSurvey) -> None:
         """Publish a survey in one step; a local file with the same bytes is not rewritten."""
-        with staged(self._uri(partition, _SURVEY), self.options) as file:
+        with staged(self.uri(partition), self.options) as file:
             write_survey(file.path, partition, survey)
             file.publish()
 
@@ -297,7 +254,7 @@ class SurveyStore:
         self, partition: str, version: str | None = None, layout: str | None = None
     ) -> ShardSurvey | None:
         """Return the survey of a raw shard; None without one of this version and layout (where given)."""
-        for _, survey in self._read([partition], _SURVEY, read_survey):
+        for _, survey in self._read([partition], read_survey):
             if version in (None, survey.version) and layout in (None, survey.layout):
                 return survey
         return None
@@ -306,11 +263,11 @@ class SurveyStore:
         self, partitions: Iterable[str]
     ) -> Iterator[tuple[str, tuple[ShardColumns, pa.ChunkedArray]]]:
         """Yield the columns of each surveyed shard, and the ids of its readable samples."""
-        return self._read(partitions, _SURVEY, read_columns_and_ids)
+        return self._read(partitions, read_columns_and_ids)
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the readable samples' ids of each surveyed shard, a few shards in memory at a time."""
-        return self._read(partitions, _SURVEY, read_sample_ids)
+        return self._read(partitions, read_sample_ids)
 
     def partitions(self) -> list[str]:
         """Return the partitions that have a survey, sorted; their raw shards may no longer exist."""
@@ -319,9 +276,9 @@ class SurveyStore:
             names = [os.path.basename(path) for path in self._fs.ls(self._path, detail=False)]
         except FileNotFoundError:
             return []
-        stems = [name.removesuffix(_SURVEY) for name in names if name.endswith(_SURVEY)]
+        stems = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
         # The partition keys of hashed names are only inside the files.
-        hashed = {f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")}
+        hashed = {f"{self._path}/{stem}{_SUFFIX}": stem for stem in stems if stem.startswith("=")}
         stated = self._parsed(hashed, lambda _, data: stated_partition(data))
         return sorted(
             [
@@ -330,70 +287,41 @@ class SurveyStore:
             ]
         )
 
-    def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> list[str]:
-        """Note schema and sample ids of an output when it is published; return the locations of the notes."""
-        ids_uri, published_uri, _ = self.uris(partition)
-        with staged(ids_uri, self.options) as file:
-            write_published_ids(file.path, partition, sample_ids)
-            file.publish()
-        with staged(published_uri, self.options) as file:
-            write_published(file.path, partition, published)
-            file.publish()
-        return [ids_uri, published_uri]
+    def uri(self, partition: str) -> str:
+        """Return the location of a partition's survey, existing or not."""
+        return join(self._folder, partition_filename(partition) + _SUFFIX)
 
-    def uris(self, partition: str) -> list[str]:
-        """Return the locations of a partition's survey and notes, existing or not."""
-        ids_uri = join(self._ids_folder, partition_filename(partition) + _SURVEY)
-        return [ids_uri, self._uri(partition, _PUBLISHED), self._uri(partition, _SURVEY)]
-
-    def read_notes(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
-        """Yield what outputs were made with, of those of the partitions that have notes."""
-        return self._read(partitions, _PUBLISHED, read_published)
-
-    def read_outputs(self, landed: Iterable[str]) -> Iterator[tuple[str, Published]]:
-        """Yield what ``landed`` (published) outputs were made with, from the outputs themselves."""
-        return self._outputs.published(landed)
+    def published(self, landed: Iterable[str]) -> Iterator[tuple[str, Published]]:
+        """Yield what the outputs of ``landed`` (published) partitions were made with."""
+        remaining = set(landed)
+        for key, record in self._ledger.records(self._asset, remaining).items():
+            with suppress(*UNREADABLE):  # of an early release, or damaged: the output tells
+                yield key, published_from_text(record.account[PUBLISHED])
+                remaining.remove(key)
+        yield from self._outputs.published(remaining)
 
     def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the sample ids in the outputs of ``landed`` partitions, a few shards in memory at a time."""
-        missing = set(landed)
-        for key, ids in self.read_noted_ids(sorted(missing)):
-            missing.remove(key)
-            yield key, ids
-        yield from self._outputs.sample_ids(missing)
-
-    def read_noted_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield what `published_ids` does for those of the partitions that have notes."""
-        paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in partitions}
-        return self._parsed(paths, read_published_ids)
+        return self._outputs.sample_ids(landed)
 
     def survey_stamps(self) -> dict[str, str]:
         """Return a text for each survey that changes when it is replaced, by its name without suffix."""
-        return self._stamps(self._folder, _SURVEY)
+        return self._stamps(self._folder)
 
-    def note_stamps(self) -> dict[str, str]:
-        """Return the same of the notes on schemas."""
-        return self._stamps(self._folder, _PUBLISHED)
+    def published_stamps(self) -> dict[str, str]:
+        """Return the same of the accounts of published outputs."""
+        return self._stamps(self._ledger.folder(self._asset))
 
-    def id_stamps(self) -> dict[str, str]:
-        """Return the same of the notes on sample ids."""
-        return self._stamps(self._ids_folder, _SURVEY)
-
-    def _stamps(self, folder: str, suffix: str) -> dict[str, str]:
+    def _stamps(self, folder: str) -> dict[str, str]:
         return {
-            name.removesuffix(suffix): file.stamp
-            for name, file in files_in(folder, self.options, suffix).items()
+            name.removesuffix(_SUFFIX): file.stamp
+            for name, file in files_in(folder, self.options, _SUFFIX).items()
             if not name.startswith(".")
         }
 
-    def _uri(self, partition: str, suffix: str) -> str:
-        return join(self._folder, partition_filename(partition) + suffix)
-
-    def _read(
-        self, partitions: Iterable[str], suffix: str, parse: Callable[[str, bytes], T]
-    ) -> Iterator[tuple[str, T]]:
+    def _read(self, partitions: Iterable[str], parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
         return self._parsed(
-            {f"{self._path}/{partition_filename(key)}{suffix}": key for key in sorted(partitions)}, parse
+            {f"{self._path}/{partition_filename(key)}{_SUFFIX}": key for key in sorted(partitions)}, parse
         )
 
     def _parsed(self, paths: dict[str, str], parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
@@ -426,7 +354,6 @@ class SurveyStore:
 # What is in memory before it is written.
 _FILES_AT_ONCE = 2000
 _HASHES_AT_ONCE = 1 << 20
-_NO_HASHES = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -443,13 +370,11 @@ class SurveyIndex:
 
     def __init__(self, store: SurveyStore) -> None:
         self._store = store
-        surveys, published, ids = (
-            FileIndex(index_folder(store.root, kind), store.options)
-            for kind in ("surveys", "published", "sample_ids")
+        surveys, published = (
+            FileIndex(index_folder(store.root, kind), store.options) for kind in ("surveys", "published")
         )
         self._surveys = _Kind(surveys, store.survey_stamps, self._facts_of_surveys)
-        self._published = _Kind(published, store.note_stamps, self._facts_of_notes)
-        self._ids = _Kind(ids, store.id_stamps, self._facts_of_ids)
+        self._published = _Kind(published, store.published_stamps, self._facts_of_outputs)
 
     def columns(self, partitions: Iterable[str]) -> dict[str, ShardColumns]:
         """Return the columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`.
@@ -464,20 +389,21 @@ class SurveyIndex:
         landed = set(landed)
         texts, _ = self._texts(self._published, landed)
         found = _parsed(texts, published_from_text)
-        return found | dict(self._store.read_outputs(landed - found.keys()))
+        return found | dict(self._store.published(landed - found.keys()))
 
     def published_sharing(self, landed: Collection[str], sample_ids: Iterable[str]) -> set[str]:
         """Return the ``landed`` partitions whose outputs may have one of these ids.
 
-        Those that have one are among them, and so are those without notes on their ids.
+        Those that have one are among them, and so are those of which nothing is known.
         """
-        noted, stamps = self._texts(self._ids, landed)
-        return _sharing(self._ids.index, stamps, noted, sample_ids).union(set(landed) - noted.keys())
+        known, stamps = self._texts(self._published, landed)
+        return _sharing(self._published.index, stamps, known, sample_ids).union(set(landed) - known.keys())
 
-    def add_published(self, partitions: Collection[str]) -> None:
-        """Index the notes on outputs that were just published."""
-        self._texts(self._published, partitions)
-        self._texts(self._ids, partitions)
+    def add_published(self, facts: Mapping[str, FileFacts]) -> None:
+        """Index outputs that were just published, by partition: what was known when they were made."""
+        stamps = self._published.stamps()
+        names = {partition_filename(partition): found for partition, found in facts.items()}
+        self._published.index.add({name: found for name, found in names.items() if name in stamps}, stamps)
 
     def surveys_sharing(self, partitions: Iterable[str], sample_ids: Iterable[str]) -> set[str]:
         """Return the partitions whose surveys may have one of these ids.
@@ -509,13 +435,18 @@ class SurveyIndex:
         for key, (columns, ids) in self._store.columns_and_ids(partitions):
             yield key, FileFacts(columns_to_text(columns), hashes_of(ids.to_pylist()))
 
-    def _facts_of_notes(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
-        for key, published in self._store.read_notes(partitions):
-            yield key, FileFacts(published_to_text(published), _NO_HASHES)
+    def _facts_of_outputs(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
+        ids = self._store.published_ids(partitions)
+        published = dict(self._store.published(partitions))
+        for key, sample_ids in ids:
+            if key in published:
+                yield key, published_facts(published[key], sample_ids.to_pylist())
 
-    def _facts_of_ids(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
-        for key, ids in self._store.read_noted_ids(partitions):
-            yield key, FileFacts("", hashes_of(ids.to_pylist()))
+
+def published_facts(published: Published, sample_ids: Iterable[str]) -> FileFacts:
+    """Return what the index keeps of a published output."""
+    rounded = replace(published, columns=published.columns.rounded())
+    return FileFacts(published_to_text(rounded), hashes_of(sample_ids))
 
 
 def _batches(facts: Iterable[tuple[str, FileFacts]]) -> Iterator[list[tuple[str, FileFacts]]]:

@@ -507,12 +507,11 @@ def described(asset: dg.AssetsDefinition, root: str, owners: Sequence[str]) -> d
 
 
 def _links(asset: str, root: str) -> Mapping[str, Any]:
-    ledger = Ledger(root)
-    balances = ledger.balance_uri(asset, "any").rpartition("/")[0]
+    accounts = Ledger(root).folder(asset)
     return {
         "output": dg.MetadataValue.path(_output(asset, root)),
-        "ledger": _query("entry, kind, sum(items)", balances) + " GROUP BY ALL",
-        "lost_items": _query("*", ledger.items_folder(asset)),
+        "ledger": _query("outcome, kind, sum(items)", accounts) + " GROUP BY ALL",
+        "lost_items": _query("*", accounts) + " WHERE kind IS NOT NULL",
         "overview": dg.MetadataValue.asset(OVERVIEW),
         "documentation": _DOCUMENTATION.get(asset, "docs/data_model.md, docs/accounting.md"),
     }

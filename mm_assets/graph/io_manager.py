@@ -18,7 +18,7 @@ import os
 import traceback
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -27,13 +27,12 @@ import dagster as dg
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
+from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.record import (
     BY_ASSET,
     ShardRecord,
-    ShardRecords,
     account_folders,
-    shards_with_problems,
     stat_outputs,
 )
 from mm_assets.formats.raw_shards import RawLocations
@@ -245,7 +244,7 @@ class ShardHooks(dg.ConfigurableIOManager):
         """
         raise NotImplementedError
 
-    def after_jobs(self, made: Collection[str]) -> None:
+    def after_jobs(self, made: Sequence[ShardResult]) -> None:
         """Derive what is derived from shards that were made in this run; their events are logged by then.
 
         Not called after a crash, so the next run must do without it.
@@ -277,10 +276,10 @@ class ShardIOManager(ShardHooks):
         """
         run = dg.AssetExecutionContext.get()
         reports = ShardReports(run, context.asset_key)
-        records = ShardRecords(self.root)
-        planned = self._planned_jobs(context, obj, records, reports)
+        ledger = Ledger(self.root)
+        planned = self._planned_jobs(context, obj, ledger, reports)
         self.remove_leftovers(context.asset_key.to_user_string(), planned)
-        unchanged = self._unchanged_records(planned, records, reports)
+        unchanged = self._unchanged_records(planned, ledger, reports)
         latest = dagster_internals.latest_materializations(run.instance, context.asset_key, unchanged)
         # A record that replaced another would be reported as the version that was made.
         # Its shard is made again.
@@ -291,18 +290,18 @@ class ShardIOManager(ShardHooks):
         }
         for key, record in unchanged.items():
             job = planned[key]
+            if record.is_earlier:
+                self._upgrade(ledger, record)
             reports.landed(recorded_result(record), job.parents, unchanged=True)
         stale = {key: job for key, job in planned.items() if key not in unchanged}
-        made: list[str] = []
+        made: list[ShardResult] = []
         # Closed even when an interrupt strikes while we log: that ends the workers.
         with closing(self._results(stale)) as work:
             for results in work:
-                for result in self._write_records(
-                    stale, results, records, context.asset_key.to_user_string()
-                ):
+                for result in self._write_records(stale, results, ledger, context.asset_key.to_user_string()):
                     if result.ok:
                         reports.landed(result, stale[result.key].parents)
-                        made.append(result.key)
+                        made.append(replace(result, rows=None))
                     else:
                         reports.failure(result)
         if made:
@@ -379,8 +378,17 @@ class ShardIOManager(ShardHooks):
 
     # --- steps of handle_output ---
 
+    def _upgrade(self, ledger: Ledger, record: ShardRecord) -> None:
+        """Write the account of a shard that an earlier release has made, if it can be read."""
+        try:
+            ledger.upgrade(record)
+        except (OSError, ValueError) as error:
+            dg.get_dagster_logger().warning(
+                f"shard {record.key!r} keeps its earlier record: {error_line(error)}"
+            )
+
     def _planned_jobs(
-        self, context: dg.OutputContext, plan: Plan, records: ShardRecords, reports: ShardReports
+        self, context: dg.OutputContext, plan: Plan, ledger: Ledger, reports: ShardReports
     ) -> dict[str, PlannedJob]:
         """Return a job for each shard of the run, by key; report shards without input as failed."""
         asset = context.asset_key.to_user_string()
@@ -431,23 +439,23 @@ class ShardIOManager(ShardHooks):
                 name: [plan.side_inputs[name].asset, shard.version] for name, shard in job.side_inputs.items()
             }
             resolved = {name: value for name, value in job.options.items() if name not in options}
-            made_from = [made_by, records.relative(job.dest), plan.source.asset, job.shard.version, versions]
+            made_from = [made_by, ledger.relative(job.dest), plan.source.asset, job.shard.version, versions]
             planned[job.key] = PlannedJob(
                 job, digest([*made_from, resolved] if resolved else made_from), parents, made_by, settings
             )
         return planned
 
     def _unchanged_records(
-        self, planned: Mapping[str, PlannedJob], records: ShardRecords, reports: ShardReports
+        self, planned: Mapping[str, PlannedJob], ledger: Ledger, reports: ShardReports
     ) -> dict[str, ShardRecord]:
         """Return records of shards that need no work: same fingerprint, output as recorded."""
         asset = reports.asset.to_user_string()
         known = {
             key: record
-            for key, record in records.read(asset, planned).items()
+            for key, record in ledger.records(asset, planned).items()
             if planned[key].is_up_to_date(record, reports.checks)
         }
-        problems = shards_with_problems(self.root, known.values())
+        problems = ledger.problems(known.values())
         for key, lines in problems.items():
             dg.get_dagster_logger().warning(f"shard {key!r} of {asset} is made again: {'; '.join(lines)}")
         return self.intact_records(asset, {key: known[key] for key in known if key not in problems})
@@ -493,7 +501,7 @@ class ShardIOManager(ShardHooks):
         self,
         planned: Mapping[str, PlannedJob],
         results: Sequence[ShardResult],
-        records: ShardRecords,
+        ledger: Ledger,
         asset: str,
     ) -> Iterator[ShardResult]:
         """Write the records of published shards, and yield the results.
@@ -513,7 +521,7 @@ class ShardIOManager(ShardHooks):
                 )
             if result.ok:
                 try:
-                    records.write(planned[result.key].record(asset, result, stats[result.key]))
+                    ledger.write(planned[result.key].record(asset, result, stats[result.key]), result.rows)
                 except (OSError, TypeError, ValueError) as error:
                     result = replace(
                         result,

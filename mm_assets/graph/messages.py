@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from mm_assets.accounting.ledger import Balance
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.model.samples import Example, InterleavedBatch, StepResult
@@ -216,6 +218,7 @@ class ShardResult:
         detail: more about the error (a traceback).
         payload: passed to `publish_chunk` and nowhere else.
         account: plain values that a later proof needs; kept in the shard's record and shown nowhere.
+        rows: rows of the shard's account (`account_table`); None for an asset without items of its own.
     """
 
     key: str
@@ -228,6 +231,7 @@ class ShardResult:
     detail: str = ""
     payload: Any = None
     account: Mapping[str, Any] = field(default_factory=dict)
+    rows: pa.Table | None = None
 
 
 def blocked_by(checks: Sequence[Check], blocking: frozenset[str]) -> str | None:

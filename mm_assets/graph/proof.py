@@ -14,15 +14,14 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.canonical.account import TableAccount, accounted_format
+from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.proof import Evidence, ProofStore, ShardProof
 from mm_assets.accounting.record import (
     BY_ASSET,
     DERIVED,
     OUTPUTS,
     ShardRecord,
-    ShardRecords,
     made_from,
-    shards_with_problems,
     stat_outputs,
 )
 from mm_assets.graph import dagster_internals
@@ -80,7 +79,7 @@ class Prover(dg.ConfigurableResource[Any]):
         needed = {asset, *(each.asset for each in made_from(asset))}
         if output.source is not None:
             needed.add(output.source)
-        records = {name: ShardRecords(self.root).read(name, keys) for name in needed}
+        records = {name: Ledger(self.root).records(name, keys) for name in needed}
         store = ProofStore(self.root)
         stats = self._stats(asset, records[asset])
         table = accounted_format(output.kind).table
@@ -145,7 +144,7 @@ class Prover(dg.ConfigurableResource[Any]):
 
     def unknown_files(self, asset: str) -> list[str]:
         """Return the files in the output's folder that belong to no recorded shard."""
-        return Evidence(self.root).unknown_files(asset, ShardRecords(self.root).keys(asset))
+        return Evidence(self.root).unknown_files(asset, Ledger(self.root).partitions(asset))
 
     def _standing(
         self,
@@ -194,10 +193,11 @@ class Prover(dg.ConfigurableResource[Any]):
 
         The next run repairs it.
         """
-        found = shards_with_problems(self.root, records.values())
+        ledger = Ledger(self.root)
+        found = ledger.problems(records.values())
         for derived in DERIVED.get(asset, ()):
-            of_derived = ShardRecords(self.root).read(derived, records)
-            for key, problems in shards_with_problems(self.root, of_derived.values()).items():
+            of_derived = ledger.records(derived, records)
+            for key, problems in ledger.problems(of_derived.values()).items():
                 found.setdefault(key, []).extend(problems)
         return found
 
@@ -256,8 +256,8 @@ class Prover(dg.ConfigurableResource[Any]):
 
     def _table_schema(self, asset: str) -> str:
         """Return the columns that the shards of a table share, as writers resolved them."""
-        ledger = ShardRecords(self.root)
-        records = ledger.read(asset, ledger.keys(asset)).values()
+        ledger = Ledger(self.root)
+        records = ledger.records(asset, ledger.partitions(asset)).values()
         return schema_to_text(
             unify_schemas([schema_from_text(record.account["schema"]) for record in records])
         )

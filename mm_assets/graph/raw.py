@@ -19,8 +19,8 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES, SchemaContract, SchemaDecision
+from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.loss_share import LossShare
-from mm_assets.accounting.record import ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.survey import ShardSurvey, findings
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
@@ -279,8 +279,8 @@ class RawGate(dg.ConfigurableResource[Any]):
         found: dict[str, ShardInspection | str] = dict(errors)
         if not surveys:
             return found
-        records = ShardRecords(self.root)
-        landed = records.named(self.asset)
+        ledger = Ledger(self.root)
+        landed = ledger.named(self.asset)
         listed = self.raw.listing()
         known = {*listed, *landed, *surveys}
         index = SurveyIndex(store)
@@ -305,7 +305,7 @@ class RawGate(dg.ConfigurableResource[Any]):
                 return frozenset()
             if key in unpublishable:
                 return frozenset(survey.sample_ids.to_pylist())
-            record = records.read(self.asset, [key]).get(key)
+            record = ledger.records(self.asset, [key]).get(key)
             lost = frozenset() if record is None else record.lost_ids(survey.version)
             return survey.unresolved_ids | lost
 

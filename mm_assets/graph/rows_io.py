@@ -10,8 +10,8 @@
 Above each stands the function that its workers run on a shard.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from mm_assets.accounting.record import (
     FILES,
     LANCE,
     LOST_IDS,
+    PUBLISHED,
     TARS,
     ShardRecord,
-    ShardRecords,
     index_folder,
 )
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
@@ -57,7 +57,7 @@ def ingest_shard(job: ShardJob) -> ShardResult:
     What cannot be read is quarantined, unless the policy is ``error``.
     """
     from mm_assets.accounting.contract import Published
-    from mm_assets.accounting.record import FILES, digest_files
+    from mm_assets.accounting.survey_store import published_facts, published_to_text
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetWriter
     from mm_assets.formats.raw_shards import RawReader
     from mm_assets.graph.shard_work import convert_shard, reader_arguments
@@ -88,15 +88,15 @@ def ingest_shard(job: ShardJob) -> ShardResult:
         # What another shard keeps has not been read this time: it is as it was.
         if listed := sorted(lost.union(taken.intersection(options[LOST_IDS])))[:_MOST_LOST_IDS]:
             result = replace(result, account={**result.account, LOST_IDS: listed})
-        store = SurveyStore(job.root)
-        survey = store.read(job.key, job.shard.version)
+        survey = SurveyStore(job.root).read(job.key, job.shard.version)
         if survey is not None:
             absent = lost | taken
             ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
-            notes = store.write_published(job.key, Published(report.schema, survey.columns), ids)
+            published = Published(report.schema, survey.columns)
             result = replace(
                 result,
-                account={**result.account, FILES: {**result.account[FILES], **digest_files(job.root, notes)}},
+                account={**result.account, PUBLISHED: published_to_text(published)},
+                payload=published_facts(published, ids),
             )
     return result
 
@@ -146,7 +146,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
         """Return the jobs with the types of columns and the ids to skip, from the surveys of all shards."""
         inspections = self.gate.inspect([job.shard for job in jobs])
         is_strict = self.on_materialize_error == "error"
-        before = ShardRecords(self.root).read(jobs[0].asset, [job.key for job in jobs])
+        before = Ledger(self.root).records(jobs[0].asset, [job.key for job in jobs])
         self._lost_ids = {
             job.key: before[job.key].lost_ids(job.shard.version) for job in jobs if job.key in before
         }
@@ -209,11 +209,12 @@ class IngestIOManager(RawInput, _ParquetOutput):
         log.finish()
         self._verdicts, self._refused = {}, set()
 
-    def after_jobs(self, made: Collection[str]) -> None:
-        """Index the notes on what was published, so that a run which changes nothing writes nothing."""
+    def after_jobs(self, made: Sequence[ShardResult]) -> None:
+        """Index what was published, so that a run which changes nothing writes nothing."""
+        facts = {result.key: result.payload for result in made if result.payload is not None}
         try:
-            SurveyIndex(SurveyStore(self.root)).add_published(made)
-        except (OSError, ValueError) as error:  # the notes are there; the next run indexes them
+            SurveyIndex(SurveyStore(self.root)).add_published(facts)
+        except (OSError, ValueError) as error:  # the accounts tell; the next run indexes them
             dg.get_dagster_logger().warning("the index of published shards stays as it is: %s", error)
 
 
@@ -290,17 +291,11 @@ class ParquetIOManager(_ParquetOutput):
     run_job = staticmethod(rewrite_shard)
 
 
-@dataclass(frozen=True)
-class Fragments:
-    """Payload for the commit: asset and report of the shard, and the digest of its input rows."""
-
-    asset: str
-    report: Any
-    in_digest: str
-
-
 def fragment_shard(job: ShardJob) -> ShardResult:
-    """Write one filtered shard as fragments of the table; they are invisible before the commit."""
+    """Write one filtered shard as fragments of the table; they are invisible before the commit.
+
+    The payload is the writer's report.
+    """
     from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
     from mm_assets.graph.shard_work import convert_shard, reader_arguments
@@ -310,10 +305,8 @@ def fragment_shard(job: ShardJob) -> ShardResult:
         job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
     )
     planned = schema_from_text(job.options["planned"])
-    result, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version, enters=False)
-    return (
-        result if report is None else replace(result, payload=Fragments(job.asset, report, job.shard.version))
-    )
+    result, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version)
+    return replace(result, payload=report)
 
 
 class LanceIOManager(ShardIOManager):
@@ -363,10 +356,9 @@ class LanceIOManager(ShardIOManager):
         ]
 
     def publish_chunk(self, results: Sequence[ShardResult]) -> Sequence[ShardResult]:
-        assets = {result.key: result.payload.asset for result in results}
-        damaged = {key for key, asset in assets.items() if damaged_shards(self.root, asset, [key])}
+        damaged = damaged_shards(self.root, LANCE.asset, [result.key for result in results])
         writer = self._writer()
-        errors = writer.commit([result.payload.report for result in results], damaged)
+        errors = writer.commit([result.payload for result in results], damaged)
         if damaged and (rows := writer.remove_orphan_rows()):
             dg.AssetExecutionContext.get().log.warning(
                 f"{counted(rows, 'row')} that no shard has written: removed from {writer.table_uri}: "
@@ -375,16 +367,9 @@ class LanceIOManager(ShardIOManager):
         return [
             replace(result, payload=None, ok=False, error=errors[result.key])
             if result.key in errors
-            else self._entered(result)
+            else replace(result, payload=None)
             for result in results
         ]
-
-    def _entered(self, result: ShardResult) -> ShardResult:
-        """Enter a committed shard in the ledger; before the commit it is not published."""
-        from mm_assets.graph.shard_work import enter
-
-        files = enter(self.root, result.payload.asset, result.payload.report, result.payload.in_digest)
-        return replace(result, payload=None, account={**result.account, FILES: files})
 
     def _writer(self) -> Any:
         from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
@@ -478,7 +463,7 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     from collections import Counter
 
     from mm_assets.accounting.quarantine import publish_quarantine, quarantine_table, record_names
-    from mm_assets.accounting.record import FILES, digest_files
+    from mm_assets.accounting.record import digest_files
     from mm_assets.formats.raw_shards import files_of
     from mm_assets.model.digest import ContentDigest
 
@@ -535,11 +520,13 @@ class QuarantineIOManager(RawInput):
         A damaged ledger fails its shard: the losses are unknown, and no record may be closed for that.
         """
         ledger, source = Ledger(self.root), plan.source.asset
-        records = ShardRecords(self.root).read(source, [job.key for job in jobs])
+        records = ledger.records(source, [job.key for job in jobs])
         resolved: list[ShardJob | ShardResult] = []
         for job in jobs:
             try:
-                losses = digest(ledger.recorded_items(source, job.key, records.get(job.key)).to_pylist())
+                if job.key not in records:
+                    raise UnreadableFile(f"{ledger.uri(source, job.key)}: missing")
+                losses = digest(ledger.recorded_items(records[job.key]).to_pylist())
             except UnreadableFile as error:
                 resolved.append(ShardResult(job.key, ok=False, error=f"{error}; materialize {source} again"))
                 continue

@@ -4,13 +4,14 @@ What is measured is not measured again: `with_known_scores` gives workers the sc
 as far as they are of the same rows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 
-from mm_assets.accounting.record import DERIVED_FOLDERS, ShardRecords
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.record import DERIVED_FOLDERS
 from mm_assets.formats.names import partition_filename
 from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.messages import Check, ShardJob, ShardResult, blocked_by
@@ -35,7 +36,7 @@ def with_known_scores(root: str, jobs: Sequence[ShardJob | ShardResult]) -> Sequ
     found: dict[str, str] = {}
     pending = [job for job in jobs if isinstance(job, ShardJob)]
     if pending:
-        records = ShardRecords(root).read(pending[0].asset, [job.key for job in pending])
+        records = Ledger(root).records(pending[0].asset, [job.key for job in pending])
         versions = {job.key: job.shard.version for job in pending}
         found = {
             key: record.version
@@ -72,14 +73,14 @@ def published_scores(
     version: str,
     metadata: Mapping[str, Any],
     checks: tuple[Check, ...] = (),
-    ledger: Iterable[str] = (),
+    rows: "pa.Table | None" = None,
 ) -> ShardResult:
     """Publish the scores of a shard and return the result of its job.
 
     Args:
         version: digest of the scores.
         metadata: what is reported beside bytes and columns.
-        ledger: files of the ledger, to be recorded with the scores.
+        rows: rows of the account.
     """
     from mm_assets.accounting.record import FILES, digest_files
     from mm_assets.formats.parquet.files import publish_table
@@ -97,7 +98,8 @@ def published_scores(
             "dagster/column_schema": {"table_schema": column_schema(scores.schema)},
         },
         checks=checks,
-        account={FILES: digest_files(job.root, [job.dest, *ledger])},
+        account={FILES: digest_files(job.root, [job.dest])},
+        rows=rows,
     )
 
 
@@ -109,7 +111,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from mm_assets.accounting.ledger import Balance, Ledger
+    from mm_assets.accounting.ledger import Balance, account_table
     from mm_assets.filters.measure import digest_of_scores
     from mm_assets.filters.readable import COLUMNS, DimensionTally
     from mm_assets.filters.scores import ImageScores, score_table
@@ -140,8 +142,6 @@ def score_shard(job: ShardJob) -> ShardResult:
     checks = tuple(check.outcome(ScoredShard(dimensions, balance)) for check in job.checks)
     if (reason := blocked_by(checks, job.blocking)) is not None:
         return ShardResult(job.key, ok=False, checks=checks, error=reason)
-    ledger = Ledger(job.root)
-    ledger.write(job.asset, job.key, (balance, ()))
     metadata = {
         "dagster/partition_row_count": len(scores),
         "images": len(scores),
@@ -154,9 +154,8 @@ def score_shard(job: ShardJob) -> ShardResult:
         },
         "unreadable": errors,
     }
-    return published_scores(
-        job, scores, digest_of_scores(scores), metadata, checks, ledger.uris(job.asset, job.key)
-    )
+    rows = account_table(job.asset, job.key, balance)
+    return published_scores(job, scores, digest_of_scores(scores), metadata, checks, rows)
 
 
 class ScoresIOManager(ShardIOManager):

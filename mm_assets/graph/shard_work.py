@@ -9,7 +9,7 @@ Nothing here calls Dagster: a worker has no instance, and logs no event. It retu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,10 +19,9 @@ import pyarrow as pa
 from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
 from mm_assets.accounting.canonical.account import OutputProblems, accounted_format
 from mm_assets.accounting.comparison import compare
-from mm_assets.accounting.ledger import Balance, Ledger
+from mm_assets.accounting.ledger import Balance, Ledger, account_table
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof
-from mm_assets.accounting.record import FILES, FileDigest, digest_files
 from mm_assets.accounting.survey import ShardSurvey, layout_digest, survey_shard
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.chain import FilterChain
@@ -66,15 +65,13 @@ def convert_shard(
     reader: InterleavedReader,
     writer: InterleavedWriter,
     in_digest: str | None = None,
-    enters: bool = True,
     max_loss: float | None = None,
 ) -> tuple[ShardResult, PartitionReport | None]:
-    """Take one shard through its steps into a writer, and enter it in the ledger.
+    """Take one shard through its steps into a writer.
 
     Args:
         in_digest: digest of the shard's rows, where its version is one. What is written and what is lost must
             add up to it.
-        enters: whether to enter it in the ledger; else whoever publishes the shard does (`enter`).
         max_loss: share of members and items (0..1) that may be lost; a shard that loses more is not
             published.
 
@@ -117,9 +114,6 @@ def convert_shard(
         FileNotFoundError,
     ) as error:
         return ShardResult(job.key, ok=False, error=error_line(error)), None
-    account = _account(report)
-    if enters:
-        account[FILES] = enter(job.root, job.asset, report, in_digest, _unreferenced_losses(report))
     metadata = report_metadata(report)
     if max_loss is not None:
         loss = LossShare.of_report(report)
@@ -139,7 +133,13 @@ def convert_shard(
             version=report.digest,
             metadata=metadata,
             checks=tuple(checks),
-            account=account,
+            account=_account(report),
+            rows=account_table(
+                job.asset,
+                job.key,
+                _balance(report, in_digest),
+                (*report.losses, *_unreferenced_losses(report)),
+            ),
         ),
         report,
     )
@@ -153,19 +153,6 @@ def convert_parquet(job: ShardJob, kind: str) -> ShardResult:
     folder, policy = job.dest.rpartition("/")[0], job.options["on_materialize_error"]
     writer = writer_for(kind, folder, on_materialize_error=policy, roots=())
     return convert_shard(job, reader, writer, job.shard.version)[0]
-
-
-def enter(
-    root: str, asset: str, report: PartitionReport, in_digest: str | None, more: Iterable[Loss] = ()
-) -> dict[str, FileDigest | None]:
-    """Enter a published shard in the ledger.
-
-    Returns:
-        The digests of the ledger's files, by which a later run checks them.
-    """
-    ledger = Ledger(root)
-    ledger.write(asset, report.partition, (_balance(report, in_digest), (*report.losses, *more)))
-    return digest_files(root, ledger.uris(asset, report.partition))
 
 
 def _balance(report: PartitionReport, in_digest: str | None) -> Balance:

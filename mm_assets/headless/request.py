@@ -20,11 +20,10 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets import __version__
+from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import (
     BY_ASSET,
     ShardRecord,
-    ShardRecords,
-    shards_with_problems,
     stated_partitions,
 )
 from mm_assets.accounting.retirement import RETIRED
@@ -203,7 +202,7 @@ def note_whole_run(
     latest = instance.event_log_storage.get_maximum_record_id() or 0
     root = resources["prover"].root
     assets = [spec.key.to_user_string() for spec in _specs(definitions) if spec.deps]
-    records = {asset: ShardRecords(root).read(asset, list(listing)) for asset in assets}
+    records = {asset: Ledger(root).records(asset, list(listing)) for asset in assets}
     value = json.dumps([latest, _state(instance, root, listing, records)])
     instance.run_storage.set_cursor_values({_LAST_WHOLE_RUN: value})
 
@@ -219,7 +218,7 @@ def _state(instance: dg.DagsterInstance, root: str, listing: Listing, records: R
         asset: sorted((key, record.fingerprint, record.version) for key, record in by_key.items())
         for asset, by_key in sorted(records.items())
     }
-    names = {asset: ShardRecords(root).named(asset) for asset in sorted(records)}
+    names = {asset: Ledger(root).named(asset) for asset in sorted(records)}
     return digest([root, __version__, sorted(listing), sorted(made), retired, recorded, names])
 
 
@@ -271,6 +270,8 @@ def _up_to_date_records(
         made = _as_published(manager, name, latest_versions(instance, asset, _MATERIALIZED), list(listing))
         if len(made) < len(listing) or not _passes_checks(graph.get(asset).assets_def, asset, made.values()):
             return None
+        if any(record.is_earlier for record in made.values()):  # a run makes their accounts
+            return None
         found[name] = made
     if state != _state(instance, prover.root, listing, found):
         return None
@@ -320,7 +321,8 @@ def _as_published(
     Args:
         versions: what was materialized last, by partition.
     """
-    found = ShardRecords(manager.root).read(asset, keys)
+    ledger = Ledger(manager.root)
+    found = ledger.records(asset, keys)
     records = {key: record for key, record in found.items() if record.version == versions.get(key)}
-    problems = shards_with_problems(manager.root, records.values())
+    problems = ledger.problems(records.values())
     return manager.intact_records(asset, {key: records[key] for key in records if key not in problems})

@@ -436,6 +436,23 @@ def read_bytes(uri: str, options: StorageOptions | None = None) -> bytes | None:
         return None
 
 
+def read_end(uri: str, nbytes: int, options: StorageOptions | None = None) -> bytes | None:
+    """Return the last bytes of a file, or all of a shorter one; None if it does not exist."""
+    if not is_remote(uri):
+        try:
+            with open(local_path(uri), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - nbytes))
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    fs, path = filesystem(uri, options)
+    try:
+        # Azure has no ranges that count from the end.
+        return bytes(fs.cat_file(path) if "abfs" in fs.protocol else fs.cat_file(path, start=-nbytes))
+    except FileNotFoundError:
+        return None
+
+
 def publish_bytes(uri: str, data: bytes, options: StorageOptions | None = None) -> None:
     """Give a file this content in one step, as `replace_file`."""
     if not is_remote(uri):

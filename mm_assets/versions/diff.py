@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.history import FLAGGED
 from mm_assets.accounting.ledger import Ledger
-from mm_assets.accounting.record import BY_ASSET, ShardRecords
+from mm_assets.accounting.record import BY_ASSET
 from mm_assets.model.errors import DataError
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.files import StorageOptions, join
@@ -375,15 +375,19 @@ class Diff:
                 raise DataError(str(answer))
 
     def _unknown(self) -> Iterator[CaptureJob]:
-        ledger, records = Ledger(self._root, self._options), ShardRecords(self._root)
+        ledger = Ledger(self._root, self._options)
         is_now_first = self._names[0] == NOW
         for partition, before, after in self._pairs():
             now, tagged = (before, after) if is_now_first else (after, before)
             if not _differs(now, tagged):
                 continue
-            for state in now.values():
-                if state.losses:
-                    self._scratch.copy_losses(state.losses, ledger.items_uri(state.asset, partition))
+            records = {
+                state.asset: record
+                for state in now.values()
+                for record in ledger.records(state.asset, [partition]).values()
+            }
+            for record in records.values():
+                self._scratch.copy_losses(ledger, record)
             changed = [
                 state.asset
                 for state in now.values()
@@ -391,7 +395,7 @@ class Diff:
                 and (state.asset not in tagged or tagged[state.asset].version != state.version)
                 and not self._kept.has(state.version)
             ]
-            found = [record for asset in changed for record in records.read(asset, [partition]).values()]
+            found = [records[asset] for asset in changed if asset in records]
             if found:
                 yield CaptureJob(self._root, found, self._folder, reads_files=False, options=self._options)
 

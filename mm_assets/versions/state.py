@@ -7,7 +7,7 @@
   them, as the outputs may be gone by then:
 
 versions/samples/<data version>.parquet   a row per sample: its id, and the sum of the digests of its rows
-versions/losses/<digest>.parquet          a copy of the ledger's lost items of a shard
+versions/losses/<digest>.parquet          the lost items of a shard's account
 
 Both are named by their content: tags and assets with the same content share a file.
 """
@@ -23,29 +23,24 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from mm_assets.accounting.canonical.account import accounted_format
 from mm_assets.accounting.canonical.derive import CanonicalSource, retyped
-from mm_assets.accounting.ledger import ITEMS_SCHEMA, LEDGER_FOLDER, Ledger
+from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, losses_digest
 from mm_assets.accounting.record import (
     BY_ASSET,
     DERIVED,
     OUTPUTS,
     ShardRecord,
-    ShardRecords,
     digest_files,
-    file_problems,
     recorded_files,
     stat_outputs,
-    stated_partitions,
 )
-from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import read_small_table
+from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.digest import ContentDigest, row_digests
 from mm_assets.model.errors import DataError
 from mm_assets.model.schema import schema_from_text
-from mm_assets.storage.files import StorageOptions, exists, join, open_binary, staged
+from mm_assets.storage.files import StorageOptions, exists, join, staged
 
 # All assets with outputs, each behind those that it is made from.
 ASSETS = tuple(asset for output in OUTPUTS for asset in (output.asset, *DERIVED.get(output.asset, ())))
@@ -81,7 +76,7 @@ class OutputState:
         inputs: data version of each input, by asset; empty in records of older releases.
         rows: number of rows; None for an asset without rows.
         samples: number of samples; likewise.
-        losses: xxh3-128 of the ledger's file of its lost items; empty where it lost none.
+        losses: digest of the account with its lost items; empty where it lost none.
         files: its files; empty where they were not asked for.
     """
 
@@ -167,23 +162,20 @@ class SampleStore:
             pq.write_table(table, file.path, compression="zstd", use_dictionary=False, write_statistics=False)
             file.publish()
 
-    def copy_losses(self, digest: str, uri: str) -> None:
-        """Publish a copy of a shard's lost items, if it is not here yet.
+    def copy_losses(self, ledger: Ledger, record: ShardRecord) -> None:
+        """Publish a copy of a shard's lost items, if it has any and it is not here yet.
 
         Raises:
-            DataError: the file is not the one with this digest.
+            DataError: the account is not the one that the record was written with.
         """
-        target = self._uri("losses", digest)
-        if exists(target, self._options):
+        digest = losses_digest(record)
+        if not digest or exists(self._uri("losses", digest), self._options):
             return
-        with open_binary(uri, self._options) as source:
-            data = source.read()
-        if xxhash.xxh3_128_hexdigest(data) != digest:
-            raise DataError(f"{uri}: other bytes than were written; materialize the shard again")
-        with staged(target, self._options) as file:
-            with open(file.path, "wb") as stream:
-                stream.write(data)
-            file.publish()
+        try:
+            items = ledger.recorded_items(record)
+        except UnreadableFile as error:
+            raise DataError(f"{error}; materialize the shard again") from error
+        publish_table(self._uri("losses", digest), items, self._options)
 
     def _read(self, kind: str, digest: str, schema: pa.Schema) -> pa.Table | None:
         uri = self._uri(kind, digest)
@@ -233,12 +225,8 @@ class CurrentState:
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
         self._root = root
-        self._keys = {
-            asset: set(
-                stated_partitions(join(root, LEDGER_FOLDER, partition_filename(asset)), ".json", options)
-            )
-            for asset in ASSETS
-        }
+        self._ledger = Ledger(root, options)
+        self._keys = {asset: set(self._ledger.named(asset)) for asset in ASSETS}
 
     @property
     def partitions(self) -> list[str]:
@@ -251,18 +239,18 @@ class CurrentState:
         Raises:
             ValueError: a record cannot be read, so that nobody knows what was written.
         """
-        records, partitions = ShardRecords(self._root), self.partitions
+        ledger, partitions = self._ledger, self.partitions
         for start in range(0, len(partitions), _AT_ONCE):
             some = partitions[start : start + _AT_ONCE]
             found = {
-                asset: records.read(asset, [name for name in some if name in self._keys[asset]])
+                asset: ledger.records(asset, [name for name in some if name in self._keys[asset]])
                 for asset in ASSETS
             }
             for asset, by_name in found.items():
                 for name in some:
                     if name in self._keys[asset] and name not in by_name:
                         raise ValueError(
-                            f"{records.path(asset, name)}: unreadable, so the state of {asset} is not known: "
+                            f"{ledger.uri(asset, name)}: unreadable, so the state of {asset} is not known: "
                             "materialize the shard again"
                         )
             yield [[found[asset][name] for asset in ASSETS if name in found[asset]] for name in some]
@@ -278,9 +266,6 @@ def state_of(root: str, record: ShardRecord) -> OutputState:
     """Return the state that a record below a storage root tells, without its files."""
     account = record.account
     written = account.get("written", {})
-    losses = recorded_files(record).get(
-        Ledger(root).items_uri(record.asset, record.key).removeprefix(join(root, ""))
-    )
     return OutputState(
         asset=record.asset,
         partition=record.key,
@@ -290,7 +275,7 @@ def state_of(root: str, record: ShardRecord) -> OutputState:
         inputs=dict(account.get("inputs", {})),
         rows=written.get("rows"),
         samples=written.get("samples"),
-        losses=str(losses["digest"]) if losses else "",
+        losses=losses_digest(record),
         settings=dict(account.get("settings", {})),
     )
 
@@ -339,11 +324,10 @@ def capture(job: CaptureJob) -> tuple[OutputState, ...]:
             raise _other(job, record, "is gone")
         if record.asset in BY_ASSET and not (is_intact and store.has(record.version)):
             store.write_samples(record.version, _samples(job, record))
-        elif not is_intact and file_problems(job.root, recorded_files(record), job.options):
+        elif not is_intact and ledger.problems([record]):
             raise _other(job, record, "is not as it was written")
         if job.reads_files:
-            if state.losses:
-                store.copy_losses(state.losses, ledger.items_uri(record.asset, record.key))
+            store.copy_losses(ledger, record)
             state = replace(state, files=_files(job, record))
         states.append(state)
     return tuple(states)

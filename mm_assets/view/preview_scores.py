@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import (
     CURATED,
     DERIVED_FOLDERS,
     ShardRecord,
-    ShardRecords,
     digest_files,
     recorded_files,
 )
@@ -164,11 +164,11 @@ def outdated_scores(
         raw_version: what raw shards are now.
     """
     stems = {file.rpartition(".")[0]: file for file in files}
-    records = ShardRecords(root)
-    curated = records.by_file_name(CURATED.asset, stems)
+    ledger = Ledger(root)
+    curated = ledger.records_by_name(CURATED.asset, stems)
     found: dict[str, str] = {}
     for asset in assets:
-        scored = records.by_file_name(asset, stems)
+        scored = ledger.records_by_name(asset, stems)
         intact = _intact(root, asset, stems, scored)
         for stem, file in stems.items():
             reason = _reason(scored.get(stem), curated.get(stem), intact.get(stem, True))

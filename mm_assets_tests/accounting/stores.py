@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 
 from mm_assets.accounting.contract import Published
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.record import CURATED, PUBLISHED, ShardRecord
 from mm_assets.accounting.survey import merge_files
-from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.accounting.survey_store import SurveyStore, published_to_text
+from mm_assets.formats.parquet.files import publish_table
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
+
+NO_COLUMNS = Published(pa.schema([]))
+
+
+def publish(root: str, partition: str, ids: Iterable[str], published: Published = NO_COLUMNS) -> None:
+    """A curated shard that has nothing but sample ids, and its account."""
+    uri = CURATED.uri(root, partition)
+    publish_table(uri, pa.table({"sample_id": pa.array(ids, pa.string())}))
+    account = {PUBLISHED: published_to_text(published)}
+    Ledger(root).write(ShardRecord(CURATED.asset, partition, "", "v1", uri, account=account))
 
 
 def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | None = None) -> SurveyStore:
@@ -19,5 +33,5 @@ def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | Non
         facts = tuple(SurveyedSample(letter, f"{letter}.json", 512, 10, 1, 0) for letter in ids)
         store.write(partition, merge_files([(f"{partition}.tar", FileSurvey(samples=facts))], "v1", "layout"))
     for partition, ids in (published or {}).items():
-        store.write_published(partition, Published(pa.schema([])), ids)
+        publish(str(root), partition, ids)
     return store

@@ -1,15 +1,15 @@
-"""What was noted of landed shards is lost: their outputs still keep their ids, and their types."""
+"""What landed shards were made with is not in their accounts: their outputs keep their ids and types."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from mm_assets.accounting.contract import SchemaContract
-from mm_assets.accounting.record import ShardRecord, ShardRecords
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.record import ShardRecord
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.survey import RequiredType
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
@@ -35,25 +35,14 @@ def land(root: Path, partition: str, ids: str) -> None:
     ]
     write("parquet", root / "curated", InterleavedBatch(table_of(rows, FIELDS), (), partition))
     uri = f"{root}/curated/{partition}.parquet"
-    ShardRecords(str(root)).write(ShardRecord("curated_parquet", partition, "", "v1", uri))
+    Ledger(str(root)).write(ShardRecord("curated_parquet", partition, "", "v1", uri))
 
 
-@pytest.mark.parametrize("lost", ["ledger/sample_ids/z.parquet", "ledger/sample_ids"])
-def test_a_landed_shard_keeps_its_ids_without_any_note(lost: str, tmp_path: Path) -> None:
-    store = store_of(tmp_path, {"a": "xy", "z": "yz"}, {"z": "yz"})
+def test_a_landed_shard_keeps_its_ids_without_a_survey(tmp_path: Path) -> None:
+    store = store_of(tmp_path, {"a": "xy", "z": "yz"})
     land(tmp_path, "z", "yz")
     (tmp_path / "ledger/raw_shards/z.parquet").unlink()
-    (tmp_path / "ledger/raw_shards/z.published.json").unlink()
-    path = tmp_path / lost
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert duplicates(store, ["a"], ["z"], ["a", "z"]) == {"a": {"y": "z"}}
-
-
-def test_a_note_goes_before_the_output(tmp_path: Path) -> None:
-    """The output may be a newer one, whose notes are about to be taken."""
-    store = store_of(tmp_path, {"a": "x"}, {"z": "x"})
-    land(tmp_path, "z", "y")
-    assert duplicates(store, ["a"], ["z"], ["a", "z"]) == {"a": {"x": "z"}}
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "no output"])
@@ -68,16 +57,16 @@ def test_an_output_that_tells_nothing_keeps_nothing(
     elif damage == "missing":
         file.unlink()
     else:
-        ShardRecords(str(tmp_path)).write(ShardRecord("curated_parquet", "z", "", "v1", ""))
+        Ledger(str(tmp_path)).write(ShardRecord("curated_parquet", "z", "", "v1", ""))
     assert duplicates(store, ["a"], ["z"], ["a", "z"]) == {"a": {}}
     assert ("z.parquet tells nothing of shard 'z'" in caplog.text) is (damage != "no output")
 
 
-def test_the_contract_holds_without_any_note(tmp_path: Path) -> None:
+def test_the_contract_holds_with_the_output_alone(tmp_path: Path) -> None:
     land(tmp_path, "z", "yz")
     published = SurveyIndex(SurveyStore(str(tmp_path))).published(["z", "unknown"])
     assert list(published) == ["z"]
-    assert published["z"].schema.equals(table_of([], FIELDS).schema, check_metadata=True)
+    assert published["z"].schema.equals(pa.schema(FIELDS), check_metadata=True)
     contract = SchemaContract.derive({}, published)
     assert {name: column.required_type.field for name, column in contract.columns.items()} == {
         field.name: field for field in FIELDS

@@ -15,14 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting.ledger import (
-    BALANCE_SCHEMA,
+    ACCOUNT_SCHEMA,
     ITEMS_SCHEMA,
     Balance,
     Ledger,
+    account_table,
     items_table,
     locator_columns,
     publish_losses,
 )
+from mm_assets.accounting.record import ShardRecord
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.losses import Loss
@@ -62,13 +64,23 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return places[request.param]
 
 
+def enter(
+    root: str, asset: str, partition: str, report: PartitionReport, in_digest: str | None = None
+) -> Balance:
+    """Write the account of a shard by a writer's report."""
+    balance = Balance.of(report, in_digest)
+    rows = account_table(asset, partition, balance, report.losses)
+    Ledger(root).write(ShardRecord(asset, partition, "", "", ""), rows)
+    return balance
+
+
 def files(root: str) -> list[str]:
     fs, path = fsspec.core.url_to_fs(root)
     return sorted(name[len(path) :].lstrip("/") for name in fs.find(path))
 
 
 def test_every_loss_is_one_row(root: str) -> None:
-    Ledger(root).write("filtered_parquet", "train/a.b", report((FILTERED, BAD_JSON, WITH_IT, STRETCH)))
+    enter(root, "filtered_parquet", "train/a.b", report((FILTERED, BAD_JSON, WITH_IT, STRETCH)))
     found = Ledger(root).items("filtered_parquet", "train/a.b")
     assert found.schema.equals(ITEMS_SCHEMA)
     first, second, third, fourth = found.to_pylist()
@@ -103,28 +115,39 @@ def test_every_loss_is_one_row(root: str) -> None:
 
 
 def test_files_are_named_by_asset_and_partition(root: str) -> None:
-    ledger = Ledger(root)
-    ledger.write("curated_parquet", "train/a.b", report((BAD_JSON,)))
-    ledger.write("final_tars", "p", report())
+    enter(root, "curated_parquet", "train/a.b", report((BAD_JSON,)))
+    enter(root, "final_tars", "p", report())
     assert files(root) == [
-        "ledger/balance/curated_parquet/train%2Fa%2Eb.parquet",
-        "ledger/balance/final_tars/p.parquet",
-        "ledger/items/curated_parquet/train%2Fa%2Eb.parquet",
+        "ledger/accounts/curated_parquet/train%2Fa%2Eb.parquet",
+        "ledger/accounts/final_tars/p.parquet",
     ]
+    assert Ledger(root).named("curated_parquet") == ["train/a.b"]
 
 
-def test_what_is_lost_no_more_has_no_file(root: str) -> None:
-    ledger = Ledger(root)
-    ledger.write("a", "p", report((BAD_JSON,)))
-    ledger.write("a", "p", report())
-    assert files(root) == ["ledger/balance/a/p.parquet"]
-    assert ledger.items("a", "p").num_rows == 0
-    assert [e["entry"] for e in ledger.balance("a", "p").to_pylist()] == ["in", "out"]
+def test_what_is_lost_no_more_is_gone(root: str) -> None:
+    enter(root, "a", "p", report((BAD_JSON,)))
+    enter(root, "a", "p", report())
+    assert Ledger(root).items("a", "p").num_rows == 0
+    assert outcomes(root) == ["in", "out"]
 
 
-def test_a_shard_never_recorded_has_empty_tables(root: str) -> None:
+def outcomes(root: str) -> list[str]:
+    rows = Ledger(root).account("a", "p")
+    assert rows is not None
+    return [str(outcome) for outcome in rows.column("outcome").to_pylist()]
+
+
+def test_a_shard_never_recorded_has_no_items(root: str) -> None:
     assert Ledger(root).items("a", "p").equals(ITEMS_SCHEMA.empty_table())
-    assert Ledger(root).balance("a", "p").equals(BALANCE_SCHEMA.empty_table())
+    assert Ledger(root).account("a", "p") is None
+
+
+@pytest.mark.parametrize("name", ["p", "x" * 300])
+def test_an_asset_without_items_has_an_account_without_rows(root: str, name: str) -> None:
+    ledger = Ledger(root)
+    ledger.write(ShardRecord("a", name, "f", "v", ""))
+    assert ledger.account("a", name) == ACCOUNT_SCHEMA.empty_table()
+    assert (ledger.named("a"), ledger.problems(ledger.records("a", [name]).values())) == ([name], {})
 
 
 def test_entries_balance(root: str) -> None:
@@ -136,27 +159,29 @@ def test_entries_balance(root: str) -> None:
         replace(WITH_IT, sample_id="d"),
         STRETCH,
     )
-    balance = Ledger(root).write("a", "p", report(losses, lost_digest="ff", items=12), in_digest="0109")
+    balance = enter(root, "a", "p", report(losses, lost_digest="ff", items=12), "0109")
     assert (balance.difference, balance.is_balanced, balance.digests_agree) == (0, True, True)
-    entries = Ledger(root).balance("a", "p").to_pylist()
-    assert {(e.pop("asset"), e.pop("partition")) for e in entries} == {("a", "p")}
-    assert [tuple(e.values()) for e in entries] == [
-        ("in", None, 12, None, "0109"),
-        ("out", None, 7, 3, "0a"),
-        ("filtered", "aspect_ratio", 2, 1, None),
-        ("quarantined", "bad_json", 1, 1, None),
-        ("quarantined", "incomplete_sample", 2, 2, None),
-        ("quarantined", "truncated_tar", 0, None, None),
-        ("lost", None, None, None, "ff"),
+    rows = Ledger(root).account("a", "p")
+    assert rows is not None
+    assert rows.schema.equals(ACCOUNT_SCHEMA)
+    assert set(zip(*(rows.column(name).to_pylist() for name in ("asset", "partition")), strict=True)) == {
+        ("a", "p")
+    }
+    columns = ["outcome", "kind", "items", "samples", "digest", "sample_id", "position"]
+    assert [tuple(row.values()) for row in rows.select(columns).to_pylist()] == [
+        ("in", None, 12, None, "0109", None, None),
+        ("out", None, 7, 3, "0a", None, None),
+        ("lost", None, None, None, "ff", None, None),
+        ("filtered", "aspect_ratio", 1, None, None, "a", 1),
+        ("filtered", "aspect_ratio", 1, None, None, "a", 2),
+        ("quarantined", "bad_json", 1, None, None, "b", -1),
+        ("quarantined", "incomplete_sample", 1, None, None, "c", 0),
+        ("quarantined", "incomplete_sample", 1, None, None, "d", 0),
+        ("quarantined", "truncated_tar", 0, None, None, None, None),
     ]
-
-
-def test_a_balance_is_written_with_its_losses(tmp_path: Path) -> None:
-    given = Balance(3, 2, {}, {"bad_json": 1})
-    assert Ledger(str(tmp_path)).write("scores", "p", (given, [BAD_JSON])) == given
-    assert Ledger(str(tmp_path)).items("scores", "p").equals(items_table("scores", "p", [BAD_JSON]))
-    rows = Ledger(str(tmp_path)).balance("scores", "p").select(["entry", "items", "samples"]).to_pylist()
-    assert [tuple(r.values()) for r in rows] == [("in", 3, None), ("out", 2, None), ("quarantined", 1, 1)]
+    sums = rows.group_by("outcome").aggregate([("items", "sum")]).to_pylist()
+    items = {row["outcome"]: row["items_sum"] for row in sums}
+    assert items["in"] == items["out"] + items["filtered"] + items["quarantined"]
 
 
 @pytest.mark.parametrize(
@@ -207,35 +232,21 @@ def test_real_digests_add_up_whatever_is_lost() -> None:
 
 
 def test_all_files_of_a_table_have_one_schema(tmp_path: Path) -> None:
-    ledger = Ledger(str(tmp_path))
+    root = str(tmp_path)
     bare = Loss("z", 0, "text", "quarantined", "fetch_failed", "gone")
-    for number, losses in enumerate([(FILTERED,), (bare,), (STRETCH,)]):
-        ledger.write("curated_parquet", f"p{number}", report(losses, items=None))
-        ledger.write("filtered_parquet", f"p{number}", report(losses), in_digest="1")
-    for table, count in (("items", 6), ("balance", 18)):
-        paths = sorted((tmp_path / "ledger" / table).rglob("*.parquet"))
-        assert len({pq.read_schema(path).serialize().to_pybytes() for path in paths}) == 1
-        first, *others = [pq.ParquetFile(path).schema for path in paths]
-        assert all(schema.equals(first) for schema in others), "as Parquet says it, for readers without Arrow"
-        assert ds.dataset([str(path) for path in paths]).count_rows() == count
-
-
-@pytest.mark.parametrize("losses", [(FILTERED, STRETCH), ()])
-def test_equal_content_is_left_alone(tmp_path: Path, losses: tuple[Loss, ...]) -> None:
-    ledger = Ledger(str(tmp_path))
-    ledger.write("a", "p", report(losses))
-    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(paths) == (2 if losses else 1)
-    for path in paths:
-        os.utime(path, ns=(1, 1))
-    ledger.write("a", "p", report(losses))
-    assert {path.stat().st_mtime_ns for path in paths} == {1}
-    ledger.write("a", "p", report((*losses, BAD_JSON)))
-    assert 1 not in {path.stat().st_mtime_ns for path in paths}
+    for number, losses in enumerate([(FILTERED,), (bare,), (STRETCH,), ()]):
+        enter(root, "curated_parquet", f"p{number}", report(losses, items=None))
+        enter(root, "filtered_parquet", f"p{number}", report(losses), "1")
+    Ledger(root).write(ShardRecord("sample_scores", "p0", "", "", ""))
+    paths = sorted((tmp_path / "ledger").rglob("*.parquet"))
+    assert len({pq.read_schema(path).remove_metadata().serialize().to_pybytes() for path in paths}) == 1
+    first, *others = [pq.ParquetFile(path).schema for path in paths]
+    assert all(schema.equals(first) for schema in others), "as Parquet says it, for readers without Arrow"
+    assert ds.dataset([str(path) for path in paths]).count_rows() == 22
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uri = Ledger(str(tmp_path)).items_uri("a", "p")
+    uri = f"{tmp_path}/_ledger/p.parquet"
     publish_losses(uri, items_table("a", "p", [FILTERED]))
     before = Path(uri).read_bytes()
 
@@ -274,7 +285,7 @@ def test_odd_locators_never_stop_the_ledger(text: str | None, known: dict[str, A
 
 def test_lone_surrogates_are_spelled_out(tmp_path: Path) -> None:
     loss = replace(FILTERED, sample_id="a\ud800", reason="odd \udcff", source_ref='{"path": "\\ud83d"}')
-    Ledger(str(tmp_path)).write("a", "p", report((loss, BAD_JSON)))
+    enter(str(tmp_path), "a", "p", report((loss, BAD_JSON)))
     first, second = Ledger(str(tmp_path)).items("a", "p").to_pylist()
     assert (first["sample_id"], first["reason"], first["source"]) == ("a\\ud800", "odd \\udcff", "\\ud83d")
     assert second["sample_id"] == "b"

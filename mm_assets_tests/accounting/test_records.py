@@ -1,4 +1,6 @@
-"""Records are published whole, found again by asset and shard, and never stop a run when one is damaged."""
+"""Records are published whole, with the rows of their account, found again by asset and shard, and never stop
+a run when one is damaged.
+"""
 
 import json
 import logging
@@ -8,9 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.record import ShardRecord, ShardRecords, stat_outputs
+from mm_assets.accounting.ledger import Balance, Ledger, account_table
+from mm_assets.accounting.record import ShardRecord, stat_outputs
+from mm_assets.storage.small_files import seal
+from mm_assets_tests.accounting.losses import BAD_JSON
 
 
 @pytest.fixture(params=["local", "file url", "remote"])
@@ -33,7 +40,15 @@ def record(key: str, version: str = "v1") -> ShardRecord:
     }
     checks = [{"name": "not_empty", "passed": True, "severity": "ERROR", "metadata": {"rows": 3}}]
     return ShardRecord(
-        "curated", key, "f1", version, f"/out/{key}", {"size": 5, "mtime_ns": 7}, metadata, checks
+        "curated",
+        key,
+        "f1",
+        version,
+        f"/out/{key}",
+        {"size": 5, "mtime_ns": 7},
+        metadata,
+        checks,
+        rows_digest="0" * 32,  # of no rows
     )
 
 
@@ -46,29 +61,29 @@ def put(root: str, name: str, data: bytes) -> str:
 
 
 def test_what_was_written_is_read(root: str) -> None:
-    ledger = ShardRecords(root)
+    ledger = Ledger(root)
     keys = ["train/a.b", "train/a_b", "ü", "_hidden", "x" * 300]
     for key in keys:
         ledger.write(record(key))
-    assert ShardRecords(root).read("curated", [*keys, "missing"]) == {key: record(key) for key in keys}
-    assert ledger.read("filtered", keys) == {}
+    assert Ledger(root).records("curated", [*keys, "missing"]) == {key: record(key) for key in keys}
+    assert ledger.records("filtered", keys) == {}
 
 
 def test_nothing_written_yet(root: str) -> None:
-    assert ShardRecords(root).read("curated", ["a"]) == {}
+    assert Ledger(root).records("curated", ["a"]) == {}
 
 
 def test_later_record_replaces_the_earlier(root: str) -> None:
-    ledger = ShardRecords(root)
+    ledger = Ledger(root)
     ledger.write(record("a"))
     ledger.write(record("a", "v2"))
-    assert ledger.read("curated", ["a"]) == {"a": record("a", "v2")}
+    assert ledger.records("curated", ["a"]) == {"a": record("a", "v2")}
 
 
 def test_place_is_below_ledger_and_escaped(tmp_path: Path) -> None:
-    ShardRecords(str(tmp_path)).write(record("train/a.b"))
+    Ledger(str(tmp_path)).write(record("train/a.b"))
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == [
-        "ledger/curated/train%2Fa%2Eb.json"
+        "ledger/accounts/curated/train%2Fa%2Eb.parquet"
     ]
 
 
@@ -76,10 +91,10 @@ def test_records_move_with_the_data_and_name_no_place(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     inside = replace(record("a"), uri=f"{old}/curated/a.parquet")
     for known in (inside, replace(record("b"), uri="s3://elsewhere/b"), replace(record("c"), uri="")):
-        ShardRecords(f"{old}/").write(known)
-    assert str(tmp_path) not in (old / "ledger" / "curated" / "a.json").read_text()
+        Ledger(f"{old}/").write(known)
+    assert str(tmp_path).encode() not in (old / "ledger/accounts/curated/a.parquet").read_bytes()
     old.rename(new)
-    found = ShardRecords(str(new)).read("curated", ["a", "b", "c"])
+    found = Ledger(str(new)).records("curated", ["a", "b", "c"])
     assert {key: known.uri for key, known in found.items()} == {
         "a": f"{new}/curated/a.parquet",
         "b": "s3://elsewhere/b",
@@ -90,7 +105,7 @@ def test_records_move_with_the_data_and_name_no_place(tmp_path: Path) -> None:
 def test_failed_write_leaves_the_previous_record_and_no_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = ShardRecords(str(tmp_path))
+    ledger = Ledger(str(tmp_path))
     ledger.write(record("a"))
 
     def full(*_: object) -> None:
@@ -99,35 +114,84 @@ def test_failed_write_leaves_the_previous_record_and_no_temporary(
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         ledger.write(record("a", "v2"))
-    assert ledger.read("curated", ["a"]) == {"a": record("a")}
-    assert [p.name for p in (tmp_path / "ledger" / "curated").iterdir()] == ["a.json"]
+    assert ledger.records("curated", ["a"]) == {"a": record("a")}
+    assert [p.name for p in (tmp_path / "ledger/accounts/curated").iterdir()] == ["a.parquet"]
+
+
+def sealed(**fields: object) -> bytes:
+    table = account_table("curated", "a").replace_schema_metadata({"mm_assets:record": seal(fields)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+OTHER = {"asset": "x", "key": "y", "fingerprint": "", "version": "", "uri": ""}
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         b"",
-        b'{"format": 1, "asset"',
-        b"[]",
-        b'"text"',
+        b"PAR1",
         b"\xff\xfe",
-        json.dumps({"format": 1, "asset": "curated", "key": "a"}).encode(),
-        json.dumps({"format": 2, "asset": "curated", "key": "a"}).encode(),
-        json.dumps(
-            {"format": 2, "asset": "x", "key": "y", "fingerprint": "", "version": "", "uri": ""}
-        ).encode(),
+        b"{}",
+        sealed(format=5, asset="curated", key="a"),
+        sealed(**{**OTHER, "asset": "curated", "key": "a"}, format=4),
+        sealed(**OTHER, format=5),
+        sealed(**{**OTHER, "asset": "curated"}, format=5),
+    ],
+    ids=[
+        "empty",
+        "torn",
+        "no text",
+        "json",
+        "fields missing",
+        "another format",
+        "of another",
+        "another shard",
     ],
 )
 def test_damaged_record_counts_as_missing_and_is_told(
     root: str, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = ShardRecords(root)
+    ledger = Ledger(root)
     ledger.write(record("a"))
     ledger.write(record("b"))
-    put(root, "ledger/curated/a.json", damage)
+    put(root, "ledger/accounts/curated/a.parquet", damage)
     with caplog.at_level(logging.WARNING):
-        assert ledger.read("curated", ["a", "b"]) == {"b": record("b")}
-    assert "curated/a.json is unreadable, the next run makes its shard again" in caplog.text
+        assert ledger.records("curated", ["a", "b"]) == {"b": record("b")}
+    assert "curated/a.parquet is unreadable, the next run makes its shard again" in caplog.text
+    assert (ledger.partitions("curated"), sorted(ledger.named("curated"))) == (["b"], ["a", "b"])
+
+
+def test_no_flipped_byte_is_believed(tmp_path: Path) -> None:
+    """Else one byte decides whether a shard is made again, or what a proof compares it with."""
+    ledger = Ledger(str(tmp_path))
+    balance = Balance(3, 2, {}, {"bad_json": 1})
+    ledger.write(record("a"), account_table("curated", "a", balance, [BAD_JSON]))
+    path = tmp_path / "ledger/accounts/curated/a.parquet"
+    whole, (known,) = path.read_bytes(), ledger.records("curated", ["a"]).values()
+    items = ledger.items("curated", "a")
+    noticed = 0
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        found = ledger.records("curated", ["a"])
+        assert not found or found["a"] == known, at
+        problems = ledger.problems([known])
+        noticed += bool(problems) or not found
+        assert problems or ledger.items("curated", "a").equals(items), at
+    assert noticed > len(whole) / 3
+
+
+def test_the_record_is_in_the_end_of_a_large_account(root: str) -> None:
+    """Of a remote account only the end is read."""
+    losses = [replace(BAD_JSON, sample_id=f"{n}-{uuid.uuid4().hex}") for n in range(5000)]
+    Ledger(root).write(record("a"), account_table("curated", "a", Balance(5000, 0, {}, {}), losses))
+    large = replace(record("b"), metadata={"long": [uuid.uuid4().hex for _ in range(9000)]})
+    Ledger(root).write(large)
+    found = Ledger(root).records("curated", ["a", "b"])
+    assert (found["a"].lost_rows, found["b"].metadata) == (5000, large.metadata)
+    assert Ledger(root).items("curated", "a").num_rows == 5000
 
 
 def test_stat_tells_changed_and_missing_outputs(root: str) -> None:
@@ -170,9 +234,9 @@ def test_stat_survives_json(tmp_path: Path) -> None:
 
 def test_reading_a_chunk_is_cheap(tmp_path: Path) -> None:
     """Only the asked-for files are touched, however many shards there are."""
-    ledger = ShardRecords(str(tmp_path))
+    ledger = Ledger(str(tmp_path))
     for n in range(50):
         ledger.write(record(f"k{n}"))
     for n in range(50, 60):
-        (tmp_path / "ledger" / "curated" / f"k{n}.json").mkdir()  # reading one of these would raise
-    assert sorted(ledger.read("curated", ["k3", "k7"])) == ["k3", "k7"]
+        (tmp_path / f"ledger/accounts/curated/k{n}.parquet").mkdir()  # reading one of these would raise
+    assert sorted(ledger.records("curated", ["k3", "k7"])) == ["k3", "k7"]

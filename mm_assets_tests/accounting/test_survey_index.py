@@ -1,4 +1,4 @@
-"""Index of surveys and notes: the answers of the files themselves, without opening each."""
+"""Index of surveys and accounts: the answers of the files themselves, without opening each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.storage.stamps import files_in
 from mm_assets.storage.temporary import temporary_name
-from mm_assets_tests.accounting.stores import store_of
+from mm_assets_tests.accounting.stores import publish, store_of
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -58,7 +58,7 @@ def test_answers_are_those_of_the_files(root: str) -> None:
     write(store, "b", "yz", n=tally(7), t=tally("b"))
     write(store, "c", "", n=tally(2**60))
     schema = pa.schema([("n", pa.int64())])
-    store.write_published("b", Published(schema, ShardColumns({"n": tally(7)})), "z")
+    publish(root, "b", "z", Published(schema, ShardColumns({"n": tally(7)})))
     for _ in range(2):
         index = SurveyIndex(store)
         columns = index.columns(["train/a", "b", "c", "d"])
@@ -77,7 +77,7 @@ def test_answers_are_those_of_the_files(root: str) -> None:
         assert index.published_sharing(["b"], "y") == set()
 
 
-def test_a_shard_without_notes_may_share_any_id(tmp_path: Path) -> None:
+def test_a_shard_without_an_account_may_share_any_id(tmp_path: Path) -> None:
     index = SurveyIndex(store_of(tmp_path, {"a": "x", "b": "y"}, {"a": "x"}))
     assert index.published_sharing(["a", "b"], "q") == {"b"}
 
@@ -86,7 +86,7 @@ def test_files_are_opened_once_and_again_when_they_are_replaced(root: str) -> No
     store = CountedStore(root)
     for number in range(30):
         write(store, f"s{number}", "x", n=tally(1))
-        store.write_published(f"s{number}", Published(pa.schema([])), "x")
+        publish(root, f"s{number}", "x")
     keys = [f"s{number}" for number in range(30)]
 
     def ask() -> tuple[set[str], set[str]]:
@@ -99,7 +99,7 @@ def test_files_are_opened_once_and_again_when_they_are_replaced(root: str) -> No
     assert ask() == (set(keys), set(keys))
     assert store.opened == 0
     write(store, "s7", "y", n=tally("text"))
-    store.write_published("s7", Published(pa.schema([])), "y")
+    publish(root, "s7", "y")
     assert ask() == (set(keys) - {"s7"}, set(keys) - {"s7"})
     assert 0 < store.opened <= 6
     contract = SchemaContract.derive(SurveyIndex(store).columns(keys), {})

@@ -36,6 +36,7 @@ from mm_assets.model.json_codec import FieldTally, json_field
 from mm_assets.model.losses import Loss
 from mm_assets.model.samples import build_source_ref, parse_source_ref
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
+from mm_assets_tests.accounting.stores import publish
 from mm_assets_tests.formats.parquet_of_others import (
     PICTURES,
     curator,
@@ -318,9 +319,9 @@ def test_what_was_written_is_read(root: str, key: str, survey: ShardSurvey) -> N
 def test_nothing_written_yet(root: str) -> None:
     store = SurveyStore(root)
     assert (store.read("a"), store.partitions()) == (None, [])
-    for read in (store.columns_and_ids, store.read_notes, store.read_outputs, store.published_ids):
+    for read in (store.columns_and_ids, store.published, store.published_ids):
         assert list(read(["a"])) == []
-    assert (store.survey_stamps(), store.note_stamps(), store.id_stamps()) == ({}, {}, {})
+    assert (store.survey_stamps(), store.published_stamps()) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ def test_the_file_is_a_table_that_anyone_can_query(tmp_path: Path) -> None:
     store = SurveyStore(str(tmp_path))
     store.write("train/a", SURVEY)
     store.write("train/b", merge_files([("b.tar", FileSurvey(samples=(fact("c"),)))], "v1", "layout"))
-    store.write_published("train/a", Published(pa.schema([])), ["a"])
+    publish(str(tmp_path), "train/a", ["a"])
     table = pa.concat_tables(
         [pq.read_table(p) for p in sorted((tmp_path / "ledger" / "raw_shards").glob("*.parquet"))]
     )
@@ -427,13 +428,13 @@ def test_a_store_that_cannot_be_reached_is_no_empty_store(tmp_path: Path) -> Non
         store.read("a")
 
 
-def test_publications_are_kept_beside_the_surveys(root: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_published_is_told_by_account_and_output(root: str) -> None:
     store = SurveyStore(root)
     schema = pa.schema([*INTERLEAVED_SCHEMA, json_field("tags"), ("n", pa.int64())])
-    noted = Published(schema, SURVEY.columns)
-    store.write_published("train/a", noted, ["a", "ü"])
-    store.write_published("b", noted, [])
-    found = dict(store.read_notes(["train/a", "b", "c"]))
+    published = Published(schema, SURVEY.columns)
+    publish(root, "train/a", ["a", "a", "ü"], published)
+    publish(root, "b", [], published)
+    found = dict(store.published(["train/a", "b", "c"]))
     assert found.keys() == {"train/a", "b"}
     assert found["train/a"].schema.equals(
         pa.schema([json_field("tags"), ("n", pa.int64())]), check_metadata=True
@@ -444,10 +445,6 @@ def test_publications_are_kept_beside_the_surveys(root: str, caplog: pytest.LogC
         "b": [],
     }
     assert store.partitions() == []
-    fs, path = fsspec.core.url_to_fs(f"{root}/ledger/raw_shards/b.published.json")
-    fs.pipe_file(path, b"{}")
-    assert dict(store.read_notes(["train/a", "b"])).keys() == {"train/a"}
-    assert "b.published.json is unreadable" in caplog.text
 
 
 def test_findings_name_and_count_what_is_wrong() -> None:
@@ -517,30 +514,17 @@ def test_what_makes_a_shard_unsound(change: dict[str, Any], is_sound: bool) -> N
     )
 
 
-@pytest.mark.parametrize("kind", ["survey", "published", "ids"])
-def test_no_flipped_byte_is_believed(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_flipped_byte_is_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Else one byte decides which shard keeps an id, or which type a column has."""
     store = SurveyStore(str(tmp_path))
     store.write("p", SURVEY)
-    store.write_published("p", Published(DECLARED, SURVEY.columns), ["a", "ü/b.c"])
-    folder = tmp_path / "ledger" / ("sample_ids" if kind == "ids" else "raw_shards")
-    path = folder / ("p.published.json" if kind == "published" else "p.parquet")
-
-    def read() -> Any:
-        if kind == "survey":
-            return store.read("p")
-        return (
-            dict(store.read_notes(["p"]))
-            if kind == "published"
-            else {key: ids.to_pylist() for key, ids in store.published_ids(["p"])}
-        )
-
-    whole, expected = path.read_bytes(), read()
+    path = tmp_path / "ledger" / "raw_shards" / "p.parquet"
+    whole, expected = path.read_bytes(), store.read("p")
     left_out = 0
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        found = read()
-        left_out += not found
-        assert not found or found == expected, at
+        found = store.read("p")
+        left_out += found is None
+        assert found is None or found == expected, at
     assert left_out > len(whole) / 3
     assert str(path) in caplog.text

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import (
     CURATED,
     DERIVED_FOLDERS,
     FILES,
     ShardRecord,
-    ShardRecords,
     digest_files,
 )
 from mm_assets.filters.measure import ImageMeasure
@@ -54,4 +54,4 @@ def record(
     root: Path | str, asset: str, shard: str, version: str, inputs: Mapping[str, str], *files: str
 ) -> None:
     account = {"inputs": dict(inputs), FILES: digest_files(str(root), files)}
-    ShardRecords(str(root)).write(ShardRecord(asset, shard, "", version, "", account=account))
+    Ledger(str(root)).write(ShardRecord(asset, shard, "", version, "", account=account))

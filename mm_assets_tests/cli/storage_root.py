@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.ledger import Balance, Ledger, account_table
+from mm_assets.accounting.record import ShardRecord
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.formats.names import partition_filename
@@ -61,4 +62,5 @@ def _make(
     reports = [writer.write_partition(stream.through(steps)) for stream in streams]
     writer.finish(reports)
     for report in reports:
-        Ledger(root).write(asset, report.partition, report)
+        rows = account_table(asset, report.partition, Balance.of(report), report.losses)
+        Ledger(root).write(ShardRecord(asset, report.partition, "", report.digest, report.uri or ""), rows)

@@ -43,7 +43,7 @@ def test_scores_that_were_changed_are_left_out(root: Path, tmp_path: Path) -> No
 
 def test_scores_without_a_record_are_left_out(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "storage")
-    (tmp_path / "storage" / "ledger" / "image_scores" / "a.json").unlink()
+    (tmp_path / "storage" / "ledger" / "accounts" / "image_scores" / "a.parquet").unlink()
     _only_a_is_left_out(tmp_path / "storage", "whose image_scores have no record")
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger
 from mm_assets.formats.parquet.files import publish_table
 from mm_assets_tests.cli.commands import ok, only_line, run
 from mm_assets_tests.cli.documents import image, sample
 from mm_assets_tests.cli.hostile_storage import SVG
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.graph.published import account, record_in, rewrite
 
 
 def test_dropped_quarantined_and_where_the_bytes_are(hostile: Path) -> None:
@@ -53,10 +53,9 @@ def test_an_item_that_is_flagged_is_kept_and_says_so(tmp_path: Path) -> None:
         "outcome": "flagged", "kind": "sharpness", "reason": "blurred", "score": 12.5, "threshold": ">= 80",
         "is_cause": True,
     }  # fmt: skip
-    uri = Ledger(root).items_uri("filtered_parquet", "a")
-    publish_table(
-        uri, pa.concat_tables([pq.read_table(uri), pa.Table.from_pylist([row], schema=ITEMS_SCHEMA)])
-    )
+    path = account(root, "filtered_parquet", "a")
+    rows = pq.read_table(path)
+    rewrite(path, record_in(path), pa.concat_tables([rows, pa.Table.from_pylist([row], schema=rows.schema)]))
     assert ok("show", "one", "--storage", root).splitlines()[4:6] == [
         "[1] image 30x20 png 72 B",
         "    ! flagged in filtered_parquet by sharpness: blurred (score 12.5, asked for >= 80)",

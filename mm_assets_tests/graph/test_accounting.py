@@ -18,7 +18,13 @@ import pytest
 from mm_assets.accounting.record import BY_ASSET
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
-from mm_assets_tests.graph.published import ALL_IMAGES, assert_ledger_balances, ids_in_outputs, table
+from mm_assets_tests.graph.published import (
+    ALL_IMAGES,
+    account,
+    assert_ledger_balances,
+    ids_in_outputs,
+    lost_items,
+)
 from mm_assets_tests.graph.samples import PNG, document, samples
 
 Deploy = Callable[..., Deployment]
@@ -89,9 +95,7 @@ def test_mended_source_closes_its_records(
     assert failed_checks(result) == set()
     assert {len(ids) for ids in ids_in_outputs(storage).values()} == {105}
     assert list((storage / "quarantine").iterdir()) == []
-    assert not (storage / "ledger" / "items").exists() or not list(
-        (storage / "ledger" / "items").rglob("*.parquet")
-    )
+    assert lost_items(storage) == []
     assert_ledger_balances(storage)
     made = materialized(result)["quarantine"]["bad"]
     assert made.metadata["records"].value == 0
@@ -103,7 +107,7 @@ def test_filtered_items_are_in_the_ledger_with_score_and_threshold(tmp_path: Pat
     deployment = deploy(MM_MIN_ASPECT_RATIO="50", MM_MAX_ASPECT_RATIO="60")
     assert deployment.run().success
     storage = tmp_path / "storage"
-    items = table(storage, "ledger/items").to_pylist()
+    items = lost_items(storage)
     assert [
         (i["asset"], i["sample_id"], i["position"], i["outcome"], i["kind"], i["threshold"]) for i in items
     ] == [("filtered_parquet", f"s{n:03d}", 1, "filtered", "aspect_ratio", "50..60") for n in range(2)]
@@ -193,7 +197,7 @@ def test_a_torn_record_costs_its_own_shard_only(tmp_path: Path, deploy: Deploy) 
     deployment = deploy(**ALL_IMAGES)
     assert deployment.run().success
     for asset in ("curated_parquet", "lance_table"):
-        (tmp_path / "storage" / "ledger" / asset / "a.json").write_bytes(b"")
+        account(tmp_path / "storage", asset, "a").write_bytes(b"")
     (tmp_path / "storage" / "proof" / "final_tars" / "a.json").write_bytes(b"")
     (tmp_path / "storage" / "proof" / "proof.json").unlink()
     result = deployment.run()
@@ -221,8 +225,7 @@ def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(
         "curated",
         "webdataset/.mm_assets",
         "ledger/raw_shards",
-        "ledger/sample_ids",
-        "ledger/lance_table",
+        "ledger/accounts/lance_table",
         "proof/final_tars",
     ]
     folders += ["arrow_cache", "arrow_cache/a"]
@@ -296,7 +299,7 @@ def test_members_without_a_document_are_listed(tmp_path: Path, deploy: Deploy) -
     orphan_rows = {f"stray{n:02d}.png": PNG for n in range(30)}
     write_tar(tmp_path / "raw" / "a.tar", {**samples(1, "a"), **orphan_rows})
     assert deploy(**ALL_IMAGES, MM_MAX_LOSS="1").run().success
-    items = table(tmp_path / "storage", "ledger/items").to_pylist()
+    items = lost_items(tmp_path / "storage")
     assert {(i["outcome"], i["kind"], i["source"], i["member"]) for i in items} == {
         ("unreferenced", "unreferenced_member", "a.tar", name) for name in orphan_rows
     }
@@ -323,7 +326,7 @@ def test_members_that_are_no_files_are_told_and_a_json_among_them_is_in_quaranti
         "pipe",
         "pipe.json",
     )
-    (stray,) = [i for i in table(storage, "ledger/items").to_pylist() if i["outcome"] == "unreferenced"]
+    (stray,) = [i for i in lost_items(storage) if i["outcome"] == "unreferenced"]
     assert (stray["member"], stray["reason"]) == ("dev.png", "a character device: not read as a file")
     (check,) = [
         c for c in result.get_asset_check_evaluations() if c.check_name == "integrity" and c.partition
@@ -369,7 +372,7 @@ def test_frames_behind_the_last_reference_are_in_the_ledger(tmp_path: Path, depl
     )
     result = deploy(**ALL_IMAGES).run()
     assert result.success
-    (stray,) = table(tmp_path / "storage", "ledger/items").to_pylist()
+    (stray,) = lost_items(tmp_path / "storage")
     assert (stray["outcome"], stray["kind"], stray["member"], stray["frame_index"]) == (
         "unreferenced",
         "unreferenced_frame",

@@ -23,6 +23,7 @@ from mm_assets.graph.resources import MaintainedStorage
 from mm_assets.view.html import INLINE
 from mm_assets.view.overview import Measures, measure
 from mm_assets_tests.graph.deployment import Deployment
+from mm_assets_tests.graph.published import table
 from mm_assets_tests.quick_instance import quick_instance
 
 PICTURE = re.compile(r"!\[\]\(data:image/webp;base64,([A-Za-z0-9+/=]+)\)")
@@ -45,9 +46,8 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 
 
 def of_ledger(deployment: Deployment, asset: str, entry: str) -> int:
-    files = sorted(Path(deployment.storage, "ledger", "balance", asset).glob("*.parquet"))
-    table = pa.concat_tables([pq.read_table(file) for file in files])
-    return pc.sum(table.filter(pc.equal(table["entry"], entry))["items"]).as_py() or 0
+    rows = table(Path(deployment.storage), f"ledger/accounts/{asset}")
+    return pc.sum(rows.filter(pc.equal(rows["outcome"], entry))["items"]).as_py() or 0
 
 
 def values(event: dg.AssetMaterialization | None) -> dict[str, object]:

@@ -23,6 +23,7 @@ from mm_assets_tests.formats.pdf.pdf_files import (
 from mm_assets_tests.formats.pdf.reading import files_in, items
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.deployment import Deployment, failed_shard_checks, materialized
+from mm_assets_tests.graph.published import lost_items
 
 Deploy = Callable[..., Deployment]
 RED, BLUE = jpeg(200, 10, 10), jpeg(10, 10, 200)
@@ -74,8 +75,8 @@ def test_good_pdfs_land_and_the_ledger_names_the_bad_ones(
     assert found["cut"]["message"] == "docs/cut.pdf: the file is cut: it does not end with %%EOF"
     assert (found["cut"]["raw"], found["locked"]["raw"]) == (files["cut.pdf"], files["locked.pdf"])
     assert (found["image"]["member"], found["image"]["raw"]) == ("page 1, block 2", CUT_IMAGE)
-    ledger = pq.read_table(storage / "ledger" / "items" / "curated_parquet" / "docs.parquet")
-    assert set(ledger.column("sample_id").to_pylist()) == {"cut", "image", "locked"}
+    lost = lost_items(storage, "curated_parquet", "docs")
+    assert {row["sample_id"] for row in lost} == {"cut", "image", "locked"}
 
     assert main(["explain", "b", "--storage", str(storage)]) == 0
     said = capsys.readouterr().out
@@ -136,9 +137,8 @@ def test_a_bad_pdf_in_a_tar_is_quarantined_with_its_bytes(tmp_path: Path, deploy
         "c": ("x/x.tar", "c.pdf: page 1, block 2", CUT_IMAGE),
         "d": ("x/x.tar", "d.blocks.json", json.dumps([{"page": 9}]).encode()),
     }
-    ledger = pq.read_table(storage / "ledger" / "items" / "curated_parquet" / "x.parquet")
-    lost = ledger.filter(pc.equal(ledger.column("outcome"), "unreferenced"))
-    assert lost.num_rows == 1
+    lost = lost_items(storage, "curated_parquet", "x")
+    assert [row["outcome"] for row in lost].count("unreferenced") == 1
 
 
 def test_a_pdf_that_takes_too_much_memory_is_quarantined_and_the_rest_lands(
@@ -154,5 +154,5 @@ def test_a_pdf_that_takes_too_much_memory_is_quarantined_and_the_rest_lands(
     (record,) = pq.read_table(storage / "quarantine" / "docs.parquet").to_pylist()
     assert (record["sample_id"], record["kind"], record["raw"]) == ("bad", "unreadable_pdf", files["bad.pdf"])
     assert record["message"] == "docs/bad.pdf: needs more than 1024 MiB of memory"
-    ledger = pq.read_table(storage / "ledger" / "items" / "curated_parquet" / "docs.parquet")
-    assert set(ledger.column("sample_id").to_pylist()) == {"bad"}
+    lost = lost_items(storage, "curated_parquet", "docs")
+    assert {row["sample_id"] for row in lost} == {"bad"}

@@ -24,6 +24,7 @@ from mm_assets_tests.cli.documents import image, sample
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.commands import run
 from mm_assets_tests.graph.deployment import Deployment
+from mm_assets_tests.graph.published import lost_items
 from mm_assets_tests.quick_instance import quick_instance
 
 BOUNDS = {"MM_MAX_ASPECT_RATIO": "2", "MM_MIN_BYTE_SIZE": "6000"}
@@ -89,10 +90,7 @@ def test_a_preview_is_what_the_run_drops(scored: Deployment, name: str, tmp_path
     curated, filtered = count(rows(deployment, "curated")), count(rows(deployment, "filtered"))
     assert said.given == curated
     assert said.given - said.dropped == filtered
-    ledger = [
-        pq.read_table(path) for path in Path(deployment.storage).glob("ledger/items/filtered_parquet/*")
-    ]
-    outcomes = pa.concat_tables(ledger)["outcome"].to_pylist() if ledger else []
+    outcomes = [row["outcome"] for row in lost_items(deployment.storage, "filtered_parquet")]
     assert said.dropped.items == outcomes.count("filtered") > 0
     if "flag" in SETS[name].get("MM_FILTER_ACTIONS", ""):
         assert 0 < outcomes.count("flagged") <= sum(found.flagged for found in said.by_filter)

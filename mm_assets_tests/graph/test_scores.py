@@ -13,6 +13,7 @@ from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph import counting_measures
 from mm_assets_tests.graph.counting_measures import Brightness, Letters, NewBrightness
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.graph.published import lost_items
 
 Deploy = Callable[..., Deployment]
 
@@ -152,10 +153,10 @@ def test_flags_are_in_the_ledger_and_drop_nothing(tmp_path: Path, deploy: Deploy
     assert [(row["sample_id"], row["position"]) for row in curated] == [
         (row["sample_id"], row["position"]) for row in filtered
     ]
-    lost = table(deployment, "ledger/items/filtered_parquet")
+    lost = lost_items(deployment.storage, "filtered_parquet")
     assert Counter((row["outcome"], row["kind"], row["modality"]) for row in lost) == {
         ("flagged", "image_size", "image"): 12,
         ("flagged", "words", "metadata"): 4,
     }
-    balance = table(deployment, "ledger/balance/filtered_parquet")
-    assert {row["entry"] for row in balance} == {"in", "out", "lost"}
+    rows = table(deployment, "ledger/accounts/filtered_parquet")
+    assert {row["outcome"] for row in rows} == {"in", "out", "lost", "flagged"}

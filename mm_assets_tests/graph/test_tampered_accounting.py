@@ -8,10 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.storage.small_files import seal, unseal
+from mm_assets.storage.small_files import unseal
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
+from mm_assets_tests.graph.published import account, record_in, rewrite
 from mm_assets_tests.graph.samples import PNG, samples
 from mm_assets_tests.quick_instance import quick_instance
 
@@ -88,16 +90,9 @@ def _now(deployment: Deployment, paths: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-def test_ledger_scores_and_quarantine_are_named_and_mended(copied: Deployment, tampering: str) -> None:
-    before = _tamper(
-        copied,
-        tampering,
-        "ledger/balance/*/*.parquet",
-        "ledger/items/*/*.parquet",
-        "scores/*",
-        "quarantine/*",
-    )
-    assert len(before) == 18
+def test_scores_and_quarantine_are_named_and_mended(copied: Deployment, tampering: str) -> None:
+    before = _tamper(copied, tampering, "scores/*", "quarantine/*")
+    assert len(before) == 3
     success, found, _ = prove(copied)
     told = "\n".join(line for shards in found.values() for lines in shards.values() for line in lines)
     assert not success
@@ -108,25 +103,43 @@ def test_ledger_scores_and_quarantine_are_named_and_mended(copied: Deployment, t
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-def test_records_are_not_believed_and_made_again(copied: Deployment, tampering: str) -> None:
-    before = _tamper(
-        copied, tampering, *(f"ledger/{asset}/*.json" for asset in (*OUTPUTS, "image_scores", "quarantine"))
-    )
+def test_accounts_are_not_believed_and_made_again(copied: Deployment, tampering: str) -> None:
+    assets = (*OUTPUTS, "image_scores", "quarantine")
+    storage = Path(copied.storage)
+    rows = {path: pq.read_table(path) for path in (storage / "ledger" / "accounts").glob("*/*")}
+    before = _tamper(copied, tampering, *(f"ledger/accounts/{asset}/*" for asset in assets))
     assert len(before) == 14
     success, found, _ = prove(copied)
     assert not success
     assert {asset: sorted(shards) for asset, shards in found.items()} == {
         asset: ["a", "b"] for asset in OUTPUTS
     }
+    reasons = ("no record says what was written", "/accounts/")  # where only rows were changed
     assert all(
-        "no record says what was written" in lines[0]
+        any(reason in lines[0] for reason in reasons)
         for shards in found.values()
         for lines in shards.values()
     )
     assert copied.run().success
     for path in before:
-        record = unseal((Path(copied.storage) / path).read_bytes())
-        assert (record["asset"], f"{record['key']}.json") == tuple(path.split("/")[1:])
+        record = record_in(storage / path)
+        assert (record["asset"], f"{record['key']}.parquet") == tuple(path.split("/")[2:])
+    assert [path for path in rows if not pq.read_table(path).equals(rows[path])] == []
+    assert prove(copied)[:2] == (True, {})
+
+
+def test_rows_of_an_account_that_another_hand_has_changed_are_named_and_mended(copied: Deployment) -> None:
+    """With the record as it was."""
+    path = account(copied.storage, "filtered_parquet", "a")
+    rows = pq.read_table(path)
+    rewrite(path, record_in(path), rows.slice(1))
+    success, found, _ = prove(copied)
+    assert not success
+    assert found == {
+        "filtered_parquet": {"a": [f"{path.relative_to(copied.storage)}: other rows than were written"]}
+    }
+    assert copied.run().success
+    assert pq.read_table(path).equals(rows)
     assert prove(copied)[:2] == (True, {})
 
 
@@ -148,9 +161,9 @@ def _untimed(value: object) -> object:
 
 def test_a_whole_record_of_another_making_is_told_by_the_event_log(copied: Deployment) -> None:
     """Sealed anew, it is as good as ours; but the event log knows the version."""
-    path = Path(copied.storage) / "ledger" / "final_tars" / "a.json"
-    record = unseal(path.read_bytes())
-    path.write_bytes(seal({**record, "version": "0" * len(record["version"])}))
+    path = account(copied.storage, "final_tars", "a")
+    record = record_in(path)
+    rewrite(path, {**record, "version": "0" * len(record["version"])})
     success, found, _ = prove(copied)
     assert not success
     assert list(found) == ["final_tars"] and list(found["final_tars"]) == ["a"]

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
+from mm_assets_tests.graph.published import account, lost_items
 from mm_assets_tests.graph.samples import PNG, samples
 from mm_assets_tests.quick_instance import quick_instance
 
@@ -27,15 +28,7 @@ DAMAGE: dict[str, Change] = {
     ),
 }
 SURVEYS = "ledger/raw_shards/?.parquet"
-FOLDERS = (
-    "ledger/balance",
-    "ledger/items",
-    "ledger/raw_shards",
-    "ledger/sample_ids",
-    "scores",
-    "sample_scores",
-    "quarantine",
-)
+FOLDERS = ("ledger/raw_shards", "scores", "sample_scores", "quarantine")
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +103,20 @@ def test_files_beside_the_data(
 
 
 @pytest.mark.parametrize("change", DAMAGE)
-def test_records(tmp_path: Path, copied: Deployment, change: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_accounts(tmp_path: Path, copied: Deployment, change: str, caplog: pytest.LogCaptureFixture) -> None:
     storage = tmp_path / "storage"
-    records = sorted((storage / "ledger").glob("*/*.json"))
-    records = [path for path in records if not path.name.endswith(".published.json")]
-    assert len(records) == 16
+    accounts = sorted((storage / "ledger" / "accounts").glob("*/*.parquet"))
+    assert len(accounts) == 16
     before = files(storage, *FOLDERS)
-    for path in records:
+    rows = {path: pq.read_table(path) for path in accounts}
+    for path in accounts:
         damage(path, DAMAGE[change])
     result = copied.run()
     assert result.success
     assert files(storage, *FOLDERS) == before
-    assert [path for path in records if str(path) not in caplog.text] == []
+    assert [path for path in accounts if not pq.read_table(path).equals(rows[path])] == []
+    text = told(copied, result, caplog)
+    assert [path for path in accounts if str(path.relative_to(storage)) not in text] == []
 
 
 def test_a_cut_quarantine_does_not_block_its_shard(
@@ -142,14 +137,15 @@ def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(
     """What was lost is not known then: its shard fails, alone, and the published records stay."""
     storage = tmp_path / "storage"
     before = files(storage, "quarantine")
-    (items,) = (storage / "ledger" / "items" / "curated_parquet").iterdir()
-    for change in (lambda: damage(items, DAMAGE["cut"]), items.unlink):
+    path = account(storage, "curated_parquet", "a")
+    for change in (lambda: damage(path, DAMAGE["cut"]), path.unlink):
         change()
         result = copied.run(assets=["quarantine"])
         assert not result.success
         told = told_errors(copied, result)
         assert (
-            "ledger/items/curated_parquet/a.parquet: " in told and "materialize curated_parquet again" in told
+            "ledger/accounts/curated_parquet/a.parquet: " in told
+            and "materialize curated_parquet again" in told
         )
         assert set(materialized(result)["quarantine"]) == {"b"}
         assert files(storage, "quarantine") == before
@@ -170,7 +166,7 @@ def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, copied: Deploymen
     """
     assert copied.run().success  # the instance, which all copies share, knows this one's files from here on
     storage = tmp_path / "storage"
-    before = files(storage, "filtered", "ledger/items")
+    before, lost = files(storage, "filtered"), lost_items(storage, "filtered_parquet")
     scores = storage / "scores" / "a.parquet"
     table = pq.read_table(scores)
     if change == "removed":
@@ -183,4 +179,4 @@ def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, copied: Deploymen
     for path in (storage / "filtered").iterdir():
         path.unlink()
     assert copied.run(assets=["filtered_parquet"]).success
-    assert files(storage, "filtered", "ledger/items") == before
+    assert (files(storage, "filtered"), lost_items(storage, "filtered_parquet")) == (before, lost)

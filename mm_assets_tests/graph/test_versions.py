@@ -21,13 +21,13 @@ from PIL import Image
 
 from mm_assets import InterleavedLanceReader
 from mm_assets.pool.workers import WorkerPool
-from mm_assets.storage.small_files import seal, unseal
 from mm_assets.versions import tagging
 from mm_assets.versions.state import OutputState
 from mm_assets.versions.tagging import Manifest, Tagger, tag_names
 from mm_assets_tests.cli import commands
 from mm_assets_tests.graph.commands import ok, run
-from mm_assets_tests.graph.deployment import ASSETS, Deployment, materialized, write_tar
+from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
+from mm_assets_tests.graph.published import account, record_in, rewrite
 from mm_assets_tests.quick_instance import quick_instance
 
 Lines = set[tuple[str, ...]]
@@ -205,7 +205,7 @@ def test_the_manifest_names_every_file(one: Deployment) -> None:
         if path.is_file() and path.name != "lock" and ("lance" not in path.parts or "data" in path.parts)
     }
     assert {name: (len(data), xxhash.xxh3_128_hexdigest(data)) for name, data in found.items()} == {
-        name: known for name, known in named_bytes.items() if not name.startswith("ledger/")
+        **named_bytes
     }
     filtered = _state(states, "q", "filtered_parquet")
     assert filtered.settings["steps"] == {
@@ -275,20 +275,19 @@ def test_an_output_that_is_not_as_recorded_is_not_tagged(one: Deployment, path: 
 
 
 def test_a_lost_record_is_told(one: Deployment) -> None:
-    Path(one.storage, "ledger", "final_tars", "q.json").write_text("{")
+    account(one.storage, "final_tars", "q").write_text("{")
     line = commands.only_line(run(one, "tag", "two"))
-    assert line.startswith(f"{one.storage}/ledger/final_tars/q.json: unreadable")
+    assert line.startswith(f"{one.storage}/ledger/accounts/final_tars/q.parquet: unreadable")
 
 
 def test_records_of_earlier_releases_stay_as_they_are_and_can_be_tagged(one: Deployment) -> None:
     """They say neither settings nor inputs."""
     shutil.rmtree(Path(one.storage, "versions"))
-    for path in Path(one.storage, "ledger").glob("*/*.json"):
-        record = unseal(path.read_bytes()) if path.parent.name in ASSETS else None
-        if record is not None:
-            for name in ("settings", "inputs"):
-                del record["account"][name]
-            path.write_bytes(seal(record))
+    for path in Path(one.storage, "ledger", "accounts").glob("*/*.parquet"):
+        record = record_in(path)
+        for name in ("settings", "inputs"):
+            del record["account"][name]
+        rewrite(path, record)
     result = one.run()
     assert all(
         made.metadata["unchanged"].value for of in materialized(result).values() for made in of.values()

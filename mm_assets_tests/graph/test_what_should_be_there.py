@@ -16,6 +16,7 @@ import pytest
 from mm_assets.accounting.record import OUTPUTS
 from mm_assets.graph import shard_work
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
+from mm_assets_tests.graph.published import account
 from mm_assets_tests.quick_instance import quick_instance
 
 Deploy = Callable[..., Deployment]
@@ -42,13 +43,13 @@ def _remove(storage: str, *patterns: str) -> None:
 
 
 def _traces(pattern: str) -> list[str]:
-    return [f"{folder}/{pattern}" for folder in ("ledger", "ledger/balance", "ledger/items", "proof")]
+    return [f"{folder}/{pattern}" for folder in ("ledger/accounts", "proof")]
 
 
 def test_an_output_that_went_with_its_records_is_missed(copied: Deployment) -> None:
-    _remove(copied.storage, "webdataset", "ledger/final_tars")
+    _remove(copied.storage, "webdataset", "ledger/accounts/final_tars")
     success, found, _ = prove(copied)
-    tells = "known from the event log, its balance in the ledger, an earlier proof; nothing is there"
+    tells = "known from the event log, an earlier proof; nothing is there"
     assert not success
     assert found == {
         "final_tars": {
@@ -63,7 +64,7 @@ def test_an_output_that_went_with_its_records_is_missed(copied: Deployment) -> N
 @pytest.mark.parametrize("state", ["intact", "cut", "gone"])
 def test_an_output_without_its_record_is_not_proven(output: Any, state: str, copied: Deployment) -> None:
     """Whatever lies there: nobody knows what was written. The next run makes the shard again."""
-    Path(copied.storage, "ledger", output.asset, "p.json").unlink()
+    account(copied.storage, output.asset, "p").unlink()
     path = Path(output.uri(copied.storage, "p"))
     if state == "cut" and path.is_file():
         os.truncate(path, path.stat().st_size // 2)
@@ -82,7 +83,7 @@ def test_an_output_without_its_record_is_not_proven(output: Any, state: str, cop
 )
 def test_without_an_event_log_the_storage_itself_tells(asset: str, output: str, fresh: Deployment) -> None:
     assert prove(fresh)[:2] == (True, {}), "no partition is known, and all that lies there is proven"
-    _remove(fresh.storage, output, f"ledger/{asset}/p.json")
+    _remove(fresh.storage, output, f"ledger/accounts/{asset}/p.parquet")
     success, found, _ = prove(fresh)
     assert not success
     assert list(found) == [asset] and list(found[asset]) == ["p"]
@@ -93,7 +94,7 @@ def test_what_was_made_of_a_shard_tells_of_it(fresh: Deployment) -> None:
     success, found, _ = prove(fresh)
     assert not success
     line = (
-        "curated/p.parquet: no record says what was written, known from the record of filtered_parquet; "
+        "curated/p.parquet: no record says what was written, known from the account of filtered_parquet; "
         "nothing is there"
     )
     assert found == {"curated_parquet": {"p": [line]}}
@@ -145,7 +146,7 @@ def test_an_older_version_put_back_with_its_record_is_found(tmp_path: Path, depl
     shutil.copytree(tmp_path / "storage", kept)
     write("new")
     assert deployment.run().success
-    for name in ("webdataset", "ledger/final_tars", "proof/final_tars"):
+    for name in ("webdataset", "ledger/accounts/final_tars", "proof/final_tars"):
         shutil.rmtree(tmp_path / "storage" / name)
         shutil.copytree(kept / name, tmp_path / "storage" / name)
     success, found, _ = prove(deployment)

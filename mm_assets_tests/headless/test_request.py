@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pyarrow.parquet as pq
 import pytest
 
 from mm_assets_tests.cli.commands import fine, only_line
+from mm_assets_tests.graph.published import lost_items
 from mm_assets_tests.headless.conftest import ASSETS, Project
 
 SOME = ("--missing", "--failed", "--changed")
@@ -206,7 +206,7 @@ def test_filters_of_one_run(project: Project) -> None:
     )
     (line,) = (line.split() for line in done.splitlines() if line.startswith("filtered_parquet"))
     assert line[1:6] == ["1", "0", "1", "0", "1"], "one partition, one sample, no image, one filtered"
-    listed = pq.read_table(project.storage / "ledger" / "items" / "filtered_parquet").to_pylist()
+    listed = lost_items(project.storage, "filtered_parquet")
     assert {(row["outcome"], row["kind"]) for row in listed} == {
         ("filtered", "image_size"),
         ("flagged", "words"),

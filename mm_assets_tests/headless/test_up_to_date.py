@@ -66,8 +66,8 @@ GONE = {
     "cache": (_remove("arrow_cache/a"), "arrow_cache"),
     "rows": (_drop_rows, "lance_table"),
     "table": (_remove("lance/items.lance"), "lance_table"),
-    "ledger": (_remove("ledger/balance/curated_parquet/a.parquet"), "curated_parquet"),
-    "record": (_remove("ledger/final_tars/a.json"), "final_tars"),
+    "account": (_remove("ledger/accounts/curated_parquet/a.parquet"), "curated_parquet"),
+    "account of tars": (_remove("ledger/accounts/final_tars/a.parquet"), "final_tars"),
 }
 
 

@@ -255,17 +255,21 @@ def _is_table_of_proofs(name: str) -> bool:
 
 
 def _timeless(name: str, data: bytes) -> bytes:
-    """A record, a proof or a table of proofs without time stamps, and without the count of quarantine records
-    that the very run has closed.
+    """An account, a proof or a table of proofs without time stamps, and without the count of quarantine
+    records that the very run has closed.
     """
     if _is_table_of_proofs(name):
         table = pq.read_table(pa.BufferReader(data)).drop_columns(["examined_at"])
         return json.dumps(table.to_pylist()).encode()
-    if not name.endswith(".json") or not name.startswith(("ledger/", "proof/")):
+    rows: list[Any] = []
+    if name.startswith("ledger/accounts/"):
+        rows = pq.read_table(pa.BufferReader(data)).to_pylist()
+        data = pq.read_metadata(pa.BufferReader(data)).metadata[b"mm_assets:record"]
+    elif not name.endswith(".json") or not name.startswith(("ledger/", "proof/")):
         return data
     values = unseal(data)
     values.get("metadata", {}).pop("closed", None)
-    return json.dumps(_without(values, {"stat", "examined_at"}), sort_keys=True).encode()
+    return json.dumps([rows, _without(values, {"stat", "examined_at"})], sort_keys=True).encode()
 
 
 def _without(value: Any, names: Collection[str]) -> Any:

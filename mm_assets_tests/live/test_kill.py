@@ -59,16 +59,13 @@ class Writer:
 
 
 def of_asset(job: str, asset: str, output: str) -> Writer:
-    """The job that makes the output of an asset (a pattern of paths) and its ledger."""
-    ledger = rf"ledger/(items|balance)/{asset}/"
-    own = re.compile(rf"{output}|{ledger}|(ledger|proof)/{asset}/")
-    return Writer(job, asset, own, re.compile(rf"{output}|{ledger}"))
+    """The job that makes the output of an asset (a pattern of paths); the run's process writes accounts."""
+    own = re.compile(rf"{output}|(ledger/accounts|proof)/{asset}/")
+    return Writer(job, asset, own, re.compile(output))
 
 
-INGEST = of_asset(
-    "ingest_shard", "curated_parquet", r"curated/|ledger/raw_shards/.*published\.json|ledger/sample_ids/"
-)
-# Of a Lance table workers make the data files; the ledger is written with the commit.
+INGEST = of_asset("ingest_shard", "curated_parquet", "curated/")
+# Of a Lance table workers make the data files.
 LANCE = replace(
     of_asset("fragment_shard", "lance_table", "lance/"), clock=re.compile(r"lance/items\.lance/data/")
 )
@@ -113,7 +110,7 @@ def versions(made: tuple[Versions, RunServer]) -> Versions:
     assert {
         "quarantine/bad.parquet",
         "quarantine/emptied.parquet",
-        "ledger/items/filtered_parquet/bad.parquet",
+        "ledger/accounts/filtered_parquet/bad.parquet",
     } <= found.after.files.keys()
     assert "quarantine/mended.parquet" in found.before.files.keys() - found.after.files.keys()
     assert json.loads((found.new / "proof" / "proof.json").read_text())["is_equal"]

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from mm_assets.accounting.record import ShardRecord, ShardRecords
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.record import ShardRecord
 from mm_assets.graph.messages import ShardJob, ShardResult
 from mm_assets_tests.graph.io_manager import toy, toy_job
 from mm_assets_tests.graph.io_manager.conftest import Toy
@@ -66,7 +68,7 @@ def test_failed_commit_fails_the_chunk_with_one_error_and_no_event(deployment: T
     errors = deployment.log(run)
     assert [e.splitlines()[0] for e in errors] == [f"shard '{key}' of table: {line}" for key in keys]
     assert [len(e.splitlines()) > 1 for e in errors] == [True, False, False]  # the traceback once
-    assert not (deployment.root / "ledger" / "table").exists()
+    assert not (deployment.root / "ledger" / "accounts" / "table").exists()
     (deployment.root / "refuse-commit").unlink()
     again = deployment.run("all", "k01", "k03")
     assert again.success and deployment.landed("table", again) == sorted(rows(deployment)) == keys
@@ -144,14 +146,14 @@ def test_record_that_cannot_be_written_fails_its_shard(
     deployment: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment.shards(2)
-    write = ShardRecords.write
+    write = Ledger.write
 
-    def full(self: ShardRecords, record: ShardRecord) -> None:
+    def full(self: Ledger, record: ShardRecord, rows: pa.Table | None = None) -> None:
         if record.key == "k01":
             raise OSError(28, "No space left on device")
-        write(self, record)
+        write(self, record, rows)
 
-    monkeypatch.setattr(ShardRecords, "write", full)
+    monkeypatch.setattr(Ledger, "write", full)
     run = deployment.run("two", "k01", "k02")
     assert deployment.landed("scores", run) == ["k02"]
     line = "shard 'k01' of curated: published, but its record could not be written: No space left on device"

@@ -79,11 +79,11 @@ def edit_output(deployment: Toy) -> None:
 
 
 def remove_record(deployment: Toy) -> None:
-    (deployment.root / "ledger" / "curated" / "k02.json").unlink()
+    (deployment.root / "ledger" / "accounts" / "curated" / "k02.parquet").unlink()
 
 
 def damage_record(deployment: Toy) -> None:
-    (deployment.root / "ledger" / "curated" / "k02.json").write_text("{")
+    (deployment.root / "ledger" / "accounts" / "curated" / "k02.parquet").write_text("{")
 
 
 @pytest.mark.parametrize("change", [change_raw, remove_output, edit_output, remove_record, damage_record])
