@@ -14,6 +14,7 @@ Earlier releases kept the record (``ledger/<asset>/<partition>.json``), the lost
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -310,7 +311,8 @@ class Ledger:
         """
         rows = self._earlier.account(record.asset, record.key)
         files = {path: found for path, found in recorded_files(record).items() if not _is_of_ledger(path)}
-        self.write(replace(record, account={**record.account, FILES: files}), rows)
+        account = {name: value for name, value in record.account.items() if name != FILES}
+        self.write(replace(record, account=account | ({FILES: files} if files else {})), rows)
 
     def relative(self, uri: str) -> str:
         """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""
@@ -393,6 +395,7 @@ def _is_of_ledger(path: str) -> bool:
 
 
 _EARLIER_FORMAT = 4
+_OF_NOTE = ("format", "partition")  # keys of a note on what was published that say whose it is
 
 
 class EarlierLedger:
@@ -444,8 +447,9 @@ class EarlierLedger:
         published = read_bytes(self._published(name), self._options) if asset == CURATED.asset else None
         with suppress(ValueError, LookupError):  # without it the output itself is read
             if published is not None:
-                content = unseal(published)["content"]
-                return replace(record, account={**record.account, PUBLISHED: content})
+                content = json.loads(unseal(published)["content"])
+                text = json.dumps({name: content[name] for name in content if name not in _OF_NOTE})
+                return replace(record, account={**record.account, PUBLISHED: text})
         return record
 
     def _published(self, name: str) -> str:
