@@ -141,21 +141,18 @@ class Copies:
                 index.add({name: facts[name] for name in some}, stamps)
 
     def _sum_up_proofs(self) -> None:
-        from mm_assets.accounting import proof as proof_table
         from mm_assets.accounting.proof import ProofStore
 
         store = ProofStore(self.root)
         for folder in sorted(Path(self.root, "proof").iterdir()):
             if folder.is_dir():
-                real = [proof for key in self.keys if (proof := store.read(folder.name, key)) is not None]
+                real = store.read(folder.name, self.keys).values()
                 proofs = [
                     replace(proof, partition=copied_name(proof.partition, number))
                     for number in range(1, self.count + 1)
                     for proof in real
                 ]
-                table = proof_table.merged(proof_table.proof_table(real), proofs)
-                folder.with_suffix(".parquet").write_bytes(proof_table.to_bytes(table))
-                store.roll_up(folder.name, ())
+                store.roll_up(folder.name, proofs)
 
 
 @dataclass(frozen=True)

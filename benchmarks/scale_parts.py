@@ -90,7 +90,7 @@ def _proofs(root: str, keys: Sequence[str]) -> Part:
     from mm_assets.accounting.proof import ProofStore
 
     store = ProofStore(root)
-    proofs = [proof for key in keys if (proof := store.read(_ASSET, key)) is not None]
+    proofs = list(store.read(_ASSET, keys).values())
     return lambda: len(store.roll_up(_ASSET, proofs)["assets"])
 
 

@@ -1,10 +1,11 @@
 """Proofs of zero loss: what a canonical reader found in each output, against what was written.
 
-proof/<asset>/<partition>.json   `ShardProof`: one shard of one output, as last examined
-proof/<asset>.parquet            table of these proofs, a row per shard: sums open this file alone
+proof/<asset>/<digest>.parquet   a row for each `ShardProof`: one shard of one output, as examined
 proof/proof.json                 the sums over all shards of each output, and what differs
 
-`ProofStore` keeps them. The last two are derived from the first, so they can always be rebuilt.
+`ProofStore` keeps them. Each run writes one file of proofs for an output, named by the digest of its bytes;
+small files are merged. Of a shard the latest proof counts. Earlier releases had a file for each proof
+(``proof/<asset>/<partition>.json``), which are read, and merged by the next run.
 
 `Evidence` tells which shards of an output were published, from everything in storage but the output itself.
 Without it, a deleted output would be an output that nobody misses.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -22,15 +22,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from mm_assets import __version__
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import BY_ASSET, made_from, stated_partitions
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UNREADABLE, read_buffer
-from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, publish_bytes, read_bytes
+from mm_assets.storage.files import (
+    StorageOptions,
+    filesystem,
+    is_remote,
+    join,
+    publish_bytes,
+    read_bytes,
+    remove,
+)
 from mm_assets.storage.listing import expand_paths
 from mm_assets.storage.small_files import seal, unseal
+from mm_assets.storage.stamps import files_in, parallel_map
 
 FORMAT = 3
 
@@ -101,8 +111,8 @@ class ShardProof:
 # Folders below the root, each with a folder per asset and a file per shard: suffix, and name of the evidence.
 _TRACES = {
     "ledger/accounts": (".parquet", "its account"),
-    "proof": (".json", "an earlier proof"),
     # what earlier releases have written:
+    "proof": (".json", "an earlier proof"),
     "ledger": (".json", "its record"),
     "ledger/balance": (".parquet", "its balance in the ledger"),
     "ledger/items": (".parquet", "its items in the ledger"),
@@ -128,6 +138,8 @@ class Evidence:
             below = join(self._root, folder, partition_filename(asset))
             for partition in stated_partitions(below, suffix, self._options):
                 found.setdefault(partition, []).append(what)
+        for partition in ProofStore(self._root, self._options).partitions(asset):
+            found.setdefault(partition, []).append("an earlier proof")
         for output in made_from(asset):
             for partition in self._ledger.named(output.asset):
                 found.setdefault(partition, []).append(f"the account of {output.asset}")
@@ -162,7 +174,6 @@ _MODULUS = 1 << 128
 _COUNTS = ("rows", "samples", "images", "texts", "lost_rows")
 _DIGESTS = ("digest", "lost_digest")
 _NAMED = ("reader", "config")
-_TOTALS = b"mm_assets:totals"  # key in the Parquet metadata
 
 SCHEMA = pa.schema(
     [
@@ -173,6 +184,7 @@ SCHEMA = pa.schema(
         pa.field("is_equal", pa.bool_(), nullable=False),
         pa.field("examined_at", pa.string(), nullable=False),
         pa.field("problems", pa.list_(pa.field("element", pa.string())), nullable=False),
+        pa.field("proof", pa.string(), nullable=False),  # the whole of it, as sealed JSON
     ]
 )
 
@@ -182,41 +194,21 @@ def proof_table(proofs: Iterable[ShardProof]) -> pa.Table:
     return pa.Table.from_pylist([_row(proof) for proof in proofs], SCHEMA)
 
 
-def merged(table: pa.Table, examined: Sequence[ShardProof]) -> pa.Table:
-    """Return the table with these proofs in the place of earlier ones, ordered by partition."""
-    others = without(table, [proof.partition for proof in examined])
-    return pa.concat_tables([others, proof_table(examined)]).sort_by("partition").combine_chunks()
-
-
-def without(table: pa.Table, partitions: Collection[str]) -> pa.Table:
-    """Return the table without the rows of these partitions."""
-    gone = pc.is_in(table["partition"], pa.array(list(partitions), pa.string()))
-    return table.filter(pc.invert(gone))
+def latest(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the latest proof of each shard in these tables of the same columns, ordered by partition."""
+    table = pa.concat_tables(tables).sort_by([("partition", "ascending"), ("examined_at", "ascending")])
+    names = table["partition"].combine_chunks()
+    if len(names) < 2:
+        return table.combine_chunks()
+    is_last = [*pc.not_equal(names[:-1], names[1:]).to_pylist(), True]
+    return table.filter(pa.array(is_last)).combine_chunks()
 
 
 def to_bytes(table: pa.Table) -> bytes:
-    """Return the table and its sums as a Parquet file with checksums; equal tables give equal bytes."""
+    """Return the table as a Parquet file; equal tables give equal bytes."""
     sink = pa.BufferOutputStream()
-    stated = table.replace_schema_metadata({_TOTALS: seal(totals(table))})
-    pq.write_table(stated, sink, compression="zstd", write_page_checksum=True)
+    pq.write_table(table, sink, compression="zstd")
     return sink.getvalue().to_pybytes()
-
-
-def from_bytes(data: bytes) -> pa.Table | None:
-    """Return the table of a file; None if it is torn, changed or of another layout."""
-    try:
-        table = read_buffer(data, verify=True)
-    except UNREADABLE:
-        return None
-    return table.replace_schema_metadata(None) if table.schema.equals(SCHEMA) else None
-
-
-def stated_totals(data: bytes) -> dict[str, Any] | None:
-    """Return the sums that a file states, without reading its rows; None as `from_bytes`."""
-    try:
-        return unseal(pq.read_schema(pa.BufferReader(data)).metadata[_TOTALS])
-    except UNREADABLE:
-        return None
 
 
 def totals(table: pa.Table) -> dict[str, Any]:
@@ -247,13 +239,18 @@ def _row(proof: ShardProof) -> dict[str, Any]:
         "is_equal": proof.is_equal,
         "examined_at": proof.examined_at,
         "problems": list(proof.problems),
+        "proof": proof.to_bytes().decode(),
     }
 
 
 SUMMARY = "proof.json"
 _SUMMARY_FORMAT = 4
 _PACKAGES = ("pyarrow", "webdataset", "pylance", "xxhash")
-_THREADS = 16
+_SUFFIX, _EARLIER = ".parquet", ".json"
+_KEY = ("partition", "examined_at")
+_SUMMED = tuple(name for name in SCHEMA.names if name != "proof")
+_OVERHEAD_BYTES = 8192  # of any file of proofs
+_MERGED_UP_TO = 2  # times the size of what is added: each row is rewritten a logarithmic number of times
 
 
 class ProofStore:
@@ -264,36 +261,55 @@ class ProofStore:
         self._options = options
         self._fs, self._path = filesystem(self._folder, options)
 
-    def read(self, asset: str, partition: str) -> ShardProof | None:
-        """Return the last proof of a shard; None without one, or with an unreadable one."""
-        data = read_bytes(self.uri(asset, partition), self._options)
-        proof = None if data is None else ShardProof.from_bytes(data)
-        return proof if proof is not None and (proof.asset, proof.partition) == (asset, partition) else None
-
-    def read_many(self, asset: str, partitions: Iterable[str]) -> dict[str, ShardProof]:
+    def read(self, asset: str, partitions: Iterable[str]) -> dict[str, ShardProof]:
         """Return the last proofs of some shards, without those that have none that can be read."""
-        partitions = list(partitions)
-        with ThreadPoolExecutor(_THREADS) as threads:
-            found = threads.map(lambda partition: self.read(asset, partition), partitions)
-            return {key: proof for key, proof in zip(partitions, found, strict=True) if proof is not None}
+        table = self._table(asset, [*_KEY, "proof"])
+        wanted = pc.is_in(table["partition"], pa.array(list(partitions), pa.string()))
+        texts = table.filter(wanted)["proof"].to_pylist()
+        proofs = [ShardProof.from_bytes(text.encode()) for text in texts]
+        return {proof.partition: proof for proof in proofs if proof is not None and proof.asset == asset}
 
-    def write(self, proof: ShardProof) -> None:
-        """Publish one shard's proof; an unchanged one is not rewritten."""
-        self._publish(self.uri(proof.asset, proof.partition), proof.to_bytes())
-
-    def uri(self, asset: str, partition: str) -> str:
-        """Return the location of a shard's proof."""
-        return join(self._folder, partition_filename(asset), f"{partition_filename(partition)}.json")
+    def partitions(self, asset: str) -> list[str]:
+        """Return the shards of an asset that have a proof."""
+        return [str(partition) for partition in self._table(asset, _KEY)["partition"].to_pylist()]
 
     def drop(self, partitions: Collection[str]) -> None:
-        """Take partitions out of tables and ``proof.json``; the proofs themselves must be gone by then."""
+        """Remove the proofs of some shards."""
         previous = self._summary()
         unmade = {
             asset: [name for name in names if name not in partitions]
             for asset, names in previous.get("unmade", {}).items()
         }
-        totals = {asset: self._updated(asset, gone=partitions) for asset in self._assets()}
-        self._publish_summary(_summary(totals, unmade, previous.get("unknown_files", {})))
+        found = {}
+        for asset in self._assets():
+            files = self._files(asset, SCHEMA.names)
+            table = latest([SCHEMA.empty_table(), *(rows for _, rows in files.values())])
+            gone = pc.is_in(table["partition"], pa.array(list(partitions), pa.string()))
+            kept = table.filter(pc.invert(gone)).combine_chunks()
+            if kept.num_rows < table.num_rows:
+                self._replace(asset, kept, files)
+            found[asset] = totals(kept)
+        self._publish_summary(_summary(found, unmade, previous.get("unknown_files", {})))
+
+    def add(self, asset: str, proofs: Iterable[ShardProof]) -> None:
+        """Keep proofs that are not kept yet, together with those of the smallest files."""
+        files = self._files(asset, _KEY)
+        known = {row for _, rows in files.values() for row in zip(*rows.to_pydict().values(), strict=True)}
+        new = [proof for proof in proofs if (proof.partition, proof.examined_at) not in known]
+        # Files of earlier releases become one with the new ones; those that cannot be read go.
+        merged = {name for _, name in self._listed(asset) if name not in files or name.endswith(_EARLIER)}
+        if not new and not merged:
+            return
+        table = proof_table(new)
+        size = table.nbytes + _OVERHEAD_BYTES
+        for name, (nbytes, _) in files.items():
+            if name not in merged:
+                if nbytes > _MERGED_UP_TO * size:
+                    break
+                size += nbytes
+                merged.add(name)
+        tables = [rows for _, rows in self._files(asset, SCHEMA.names, merged).values()]
+        self._replace(asset, latest([table, *tables]), merged)
 
     def roll_up(
         self,
@@ -302,7 +318,7 @@ class ProofStore:
         unmade: Sequence[str] | None = None,
         unknown: Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Bring table and sums of an asset up to date with these proofs, and return ``proof.json``.
+        """Keep these proofs, bring the sums up to date, and return ``proof.json``.
 
         Args:
             asset: the asset that they are proofs of.
@@ -311,15 +327,16 @@ class ProofStore:
                 examined now.
             unknown: files that belong to no shard; None: the previous ones.
         """
-        total = self._updated(asset, examined)
+        self.add(asset, examined)
         previous = self._summary()
         keys = {proof.partition for proof in examined}
         still_unmade = [key for key in previous.get("unmade", {}).get(asset, ()) if key not in keys]
         all_unmade = {**previous.get("unmade", {}), asset: still_unmade if unmade is None else unmade}
         all_unknown = previous.get("unknown_files", {}) | ({} if unknown is None else {asset: unknown})
         while True:
-            # Those of other assets from their tables: another run may be bringing them up to date.
-            summary = _summary({**self._totals(), asset: total}, all_unmade, all_unknown)
+            # Until nothing has changed meanwhile: another run may be bringing them up to date.
+            found = {name: totals(self._table(name, _SUMMED)) for name in self._assets()}
+            summary = _summary(found, all_unmade, all_unknown)
             if summary == previous:
                 return summary
             self._publish_summary(summary)
@@ -329,83 +346,92 @@ class ProofStore:
         data = read_bytes(join(self._folder, SUMMARY), self._options)
         try:
             summary = unseal(data) if data is not None else {}
-        except ValueError:  # torn or changed: rebuilt from the proofs
+        except ValueError:  # torn or changed: made again from the proofs
             return {}
         return summary if summary.get("format") == _SUMMARY_FORMAT else {}
 
-    def _updated(
-        self, asset: str, examined: Sequence[ShardProof] = (), gone: Collection[str] = ()
-    ) -> dict[str, Any]:
-        """Publish the table of an asset with these proofs and without what is gone, and return its sums.
+    def _table(self, asset: str, columns: Sequence[str]) -> pa.Table:
+        """Return columns of the latest proof of each shard of an asset."""
+        empty = SCHEMA.empty_table().select(columns)
+        return latest([empty, *(rows for _, rows in self._files(asset, columns).values())])
 
-        If it does not cover every shard that has a proof, it is made again from all proofs.
+    def _files(
+        self, asset: str, columns: Sequence[str], names: Collection[str] | None = None
+    ) -> dict[str, tuple[int, pa.Table]]:
+        """Return bytes and columns of the files with proofs, the smallest first; None: of all of them.
+
+        One that is not as it was written counts as none.
         """
-        uri, names = self._table_uri(asset), self._names(asset)
-        data = read_bytes(uri, self._options)
-        table = None if data is None else from_bytes(data)
-        if table is not None:
-            table = merged(without(table, gone), examined)
-        if table is None or table.num_rows != len(names):
-            table = self._rebuilt(asset, names)
-        if (updated := to_bytes(table)) != data:
-            self._publish(uri, updated)
-        return totals(table)
+        folder = join(self._folder, partition_filename(asset))
+        listed = [entry for entry in self._listed(asset) if names is None or entry[1] in names]
 
-    def _totals(self) -> dict[str, dict[str, Any]]:
-        """Return the sums of each asset that has proofs, as its published table states them."""
-        found = {}
-        for asset in self._assets():
-            data = read_bytes(self._table_uri(asset), self._options)
-            stated = None if data is None else stated_totals(data)
-            found[asset] = self._updated(asset) if stated is None else stated
-        return found
+        def read(entry: tuple[int, str]) -> pa.Table | None:
+            data = read_bytes(join(folder, entry[1]), self._options)
+            return None if data is None else _rows(entry[1], data, columns)
 
-    def _table_uri(self, asset: str) -> str:
-        return join(self._folder, f"{partition_filename(asset)}.parquet")
+        found = zip(listed, parallel_map(read, listed, folder), strict=True)
+        return {name: (size, rows) for (size, name), rows in found if rows is not None}
 
-    def _rebuilt(self, asset: str, names: Sequence[str]) -> pa.Table:
-        folder = f"{self._path}/{partition_filename(asset)}"
-        with ThreadPoolExecutor(_THREADS) as threads:
-            found = threads.map(lambda name: self._fs.cat_file(f"{folder}/{name}"), names)
-            proofs = [ShardProof.from_bytes(data) for data in found]
-        return merged(proof_table(()), [proof for proof in proofs if proof])
+    def _listed(self, asset: str) -> list[tuple[int, str]]:
+        """Return bytes and names of the files with proofs, the smallest first; hidden files are temporary."""
+        found = files_in(join(self._folder, partition_filename(asset)), self._options)
+        named = [(file.size, name) for name, file in found.items() if name.endswith((_SUFFIX, _EARLIER))]
+        return sorted(entry for entry in named if not entry[1].startswith("."))
+
+    def _replace(self, asset: str, table: pa.Table, files: Iterable[str]) -> None:
+        """Publish a table of proofs in the place of some files."""
+        folder, data = join(self._folder, partition_filename(asset)), to_bytes(table)
+        if table.num_rows:
+            publish_bytes(join(folder, _name(data)), data, self._options)
+        replaced = [name for name in files if name != _name(data)]
+        for name in replaced:
+            remove(join(folder, name), self._options)
+        if any(name.endswith(_EARLIER) for name in replaced):  # which had a table of them, too
+            remove(f"{folder}{_SUFFIX}", self._options)
 
     def _assets(self) -> list[str]:
         """Return the assets that have proofs; their names need no escaping."""
-        return [name for name in self._listed(self._path) if not name.endswith((".json", ".parquet"))]
-
-    def _names(self, asset: str) -> list[str]:
-        """Return the names of the files with the proofs of an asset; hidden files are temporary."""
-        folder = f"{self._path}/{partition_filename(asset)}"
-        return [name for name in self._listed(folder) if name.endswith(".json")]
-
-    def _listed(self, folder: str) -> list[str]:
         try:
             if is_remote(self._folder):
-                self._fs.invalidate_cache(folder)
-                found = [
-                    str(path).rstrip("/").rpartition("/")[2] for path in self._fs.ls(folder, detail=False)
-                ]
+                self._fs.invalidate_cache(self._path)
+                paths = [str(path).rstrip("/") for path in self._fs.ls(self._path, detail=False)]
             else:
-                found = os.listdir(folder)
+                paths = os.listdir(self._path)
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if not name.startswith("."))
+        names = [path.rpartition("/")[2] for path in paths]
+        return sorted(name for name in names if not name.startswith(".") and "." not in name)
 
     def _publish_summary(self, summary: Mapping[str, Any]) -> None:
-        self._publish(join(self._folder, SUMMARY), seal(summary))
-
-    def _publish(self, uri: str, data: bytes) -> None:
-        # Not synced to disk: an empty proof counts as none, and the shard is examined again.
+        # Not synced to disk: an empty file counts as none.
+        uri, data = join(self._folder, SUMMARY), seal(summary)
         if is_remote(uri) or read_bytes(uri, self._options) != data:
             publish_bytes(uri, data, self._options)
+
+
+def _name(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data) + _SUFFIX
+
+
+def _rows(name: str, data: bytes, columns: Sequence[str]) -> pa.Table | None:
+    """Return columns of the proofs in a file; None if it is not as it was written."""
+    if name.endswith(_EARLIER):
+        proof = ShardProof.from_bytes(data)
+        return None if proof is None else proof_table([proof]).select(columns)
+    if _name(data) != name:
+        return None
+    try:
+        table = read_buffer(data, columns).replace_schema_metadata(None)
+    except UNREADABLE:
+        return None
+    return table if table.schema.equals(pa.schema([SCHEMA.field(column) for column in columns])) else None
 
 
 def damaged_shards(
     root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None
 ) -> set[str]:
     """Return the partitions of an asset whose last proof found an output other than was written."""
-    proofs = ProofStore(root, options).read_many(asset, partitions)
+    proofs = ProofStore(root, options).read(asset, partitions)
     return {partition for partition, proof in proofs.items() if proof.is_damaged}
 
 

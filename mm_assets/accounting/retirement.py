@@ -110,7 +110,6 @@ class Retirement:
                 self._remove(join(folder, f"{partition_filename(name)}.parquet") for name in partitions)
                 yield DERIVED_FOLDERS[asset]
         self._remove(self._surveys.uri(name) for name in partitions)
-        self._remove(self._proofs.uri(asset, name) for asset in BY_ASSET for name in partitions)
         self._proofs.drop(set(partitions))
         yield "proof"
         self._remove(

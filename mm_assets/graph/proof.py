@@ -97,7 +97,6 @@ class Prover(dg.ConfigurableResource[Any]):
                 ]
                 if known_from:
                     proofs.append(self._unrecorded(asset, key, known_from))
-                    store.write(proofs[-1])
                     yield key, _check(proofs[-1])
                 continue
             if (known := standing.get(key)) is not None:
@@ -123,7 +122,6 @@ class Prover(dg.ConfigurableResource[Any]):
                 problems=(*problems, *file_problems),
                 beside=(*answer.beside, *file_problems),
             )
-            store.write(proof)
             proofs.append(proof)
             yield job.key, _check(proof)
         if request.is_whole:
@@ -154,7 +152,7 @@ class Prover(dg.ConfigurableResource[Any]):
         suspects: Collection[str],
     ) -> dict[str, ShardProof]:
         """Return the proofs that still hold: of outputs that were found equal, and have not changed since."""
-        proofs = ProofStore(self.root).read_many(asset, [key for key in records if key not in suspects])
+        proofs = ProofStore(self.root).read(asset, [key for key in records if key not in suspects])
         return {key: proof for key, proof in proofs.items() if _holds(proof, records[key], stats.get(key))}
 
     def _answers(self, jobs: Sequence[Any], is_table: bool) -> Iterator[tuple[Any, Any]]:
@@ -300,7 +298,7 @@ def _version_problems(record: ShardRecord, materialized: str | None) -> list[str
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def _holds(proof: ShardProof, record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:

@@ -398,7 +398,7 @@ def _proof(
         job.account["made_by"],
         problems=(*problems, *beside),
         beside=beside,
-        examined_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        examined_at=datetime.now(UTC).isoformat(timespec="microseconds"),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -31,20 +33,37 @@ def proof(
     )
 
 
+@pytest.fixture(params=["local", "remote"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else f"memory://proofs-{uuid.uuid4().hex}"
+
+
+def segments(root: Path, asset: str = "a") -> list[Path]:
+    return sorted((root / "proof" / asset).iterdir())
+
+
 def summary(root: Path) -> dict[str, Any]:
     return unseal((root / "proof" / "proof.json").read_bytes())
 
 
-def test_a_proof_is_read_as_it_was_written(tmp_path: Path) -> None:
-    proofs = ProofStore(str(tmp_path))
-    bad = proof(partition="dir/with.dots", problems=("one", "two"))
-    proofs.write(bad)
-    assert proofs.read("a", "dir/with.dots") == bad
+def test_a_proof_is_read_as_it_was_written(root: str) -> None:
+    proofs = ProofStore(root)
+    bad = proof(partition="dir/with.dots", problems=("one", "two"), examined_at="1")
+    proofs.add("a", [bad, proof(partition="q")])
+    assert ProofStore(root).read("a", ["dir/with.dots", "other"]) == {"dir/with.dots": bad}
     assert not bad.is_equal
-    assert proofs.read("a", "other") is None
-    (path,) = (tmp_path / "proof" / "a").iterdir()
-    path.write_text("{")
-    assert proofs.read("a", "dir/with.dots") is None
+    assert (proofs.partitions("a"), proofs.partitions("b")) == (["dir/with.dots", "q"], [])
+
+
+def test_the_latest_proof_of_a_shard_counts_whatever_file_it_is_in(tmp_path: Path) -> None:
+    proofs = ProofStore(str(tmp_path))
+    proofs.add("a", [proof(partition=f"{number:04}", examined_at="1") for number in range(3000)])
+    for time in ("2", "4", "3"):
+        proofs.add("a", [proof(partition="0007", rows=int(time), examined_at=time)])
+    assert len(segments(tmp_path)) == 2  # small ones were merged, the large one was left
+    assert proofs.read("a", ["0007"])["0007"].derived["rows"] == 4
+    assert len(proofs.partitions("a")) == 3000
+    assert proofs.roll_up("a", [])["assets"]["a"]["rows"] == 3 * 2999 + 4
 
 
 def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:
@@ -56,13 +75,15 @@ def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:
         "tar": (("t",), ()),
         "both": (("t", "i"), ("i",)),
     }
-    for name, (lines, beside) in problems.items():
-        proofs.write(proof("tars", name, problems=lines, beside=beside))
-    found = {name: proofs.read("tars", name) for name in problems}
-    assert {name: one.beside for name, one in found.items() if one} == {
+    proofs.add(
+        "tars",
+        [proof("tars", name, problems=lines, beside=beside) for name, (lines, beside) in problems.items()],
+    )
+    found = proofs.read("tars", problems)
+    assert {name: one.beside for name, one in found.items()} == {
         name: beside for name, (_, beside) in problems.items()
     }
-    assert [name for name, one in found.items() if one and one.is_equal] == ["good"]
+    assert [name for name, one in found.items() if one.is_equal] == ["good"]
     assert damaged_shards(str(tmp_path), "tars", [*problems, "unknown"]) == {"tar", "both"}
 
 
@@ -70,26 +91,20 @@ def written(root: Path, *proofs: ShardProof) -> ProofStore:
     """A store with these proofs and their sums."""
     store = ProofStore(str(root))
     for one in proofs:
-        store.write(one)
         store.roll_up(one.asset, [one])
     return store
-
-
-def shards(root: Path, asset: str = "a") -> list[str]:
-    return pq.read_table(root / "proof" / f"{asset}.parquet")["partition"].to_pylist()  # type: ignore[no-any-return]
 
 
 def test_sums_are_over_all_shards_whichever_were_examined_last(tmp_path: Path) -> None:
     names = enumerate(("p", "q", "r"), 1)
     proofs = written(tmp_path, *(proof(partition=name, digest=(1 << 127) + n) for n, name in names))
-    changed = proof(partition="q", rows=4, digest=9)
-    proofs.write(changed)
-    proofs.roll_up("a", [changed])
+    proofs.roll_up("a", [proof(partition="q", rows=4, digest=9, examined_at="later")])
     total = summary(tmp_path)["assets"]["a"]
     assert (total["shards"], total["rows"], total["lost_rows"]) == (3, 10, 6)
     assert int(total["digest"], 16) == 1 + 3 + 9
     assert (total["reader"], total["config"], total["is_equal"]) == (["reader"], ["config"], True)
-    assert pq.read_table(tmp_path / "proof" / "a.parquet")["rows"].to_pylist() == [3, 4, 3]
+    (path,) = segments(tmp_path)
+    assert pq.read_table(path)["rows"].to_pylist() == [3, 4, 3]
 
 
 def test_one_difference_makes_all_unequal_and_is_told(tmp_path: Path) -> None:
@@ -112,9 +127,7 @@ def test_what_is_known_of_an_asset_outlasts_the_proofs_of_another(tmp_path: Path
 
 def test_a_lost_or_torn_summary_is_made_again_from_the_proofs(tmp_path: Path) -> None:
     proofs = ProofStore(str(tmp_path))
-    for name in ("p", "q"):
-        proofs.write(proof(partition=name))
-    whole = proofs.roll_up("a", [proof(partition="q")])
+    whole = proofs.roll_up("a", [proof(partition=name) for name in ("p", "q")])
     assert whole["assets"]["a"]["shards"] == 2
     for content in ("", "[]", json.dumps({**whole, "assets": {}})):
         (tmp_path / "proof" / "proof.json").write_text(content)
@@ -136,37 +149,49 @@ def _of_other_columns(table: Path) -> None:
     pq.write_table(pq.read_table(table).drop_columns(["lost_rows"]), table)
 
 
-@pytest.mark.parametrize("change", [Path.unlink, _torn, _bit_flipped, _of_other_columns])
-def test_a_lost_or_changed_table_is_made_again_from_the_proofs(
-    tmp_path: Path, change: Callable[[Path], None]
-) -> None:
-    proofs = written(tmp_path, *(proof(partition=name) for name in "pqr"))
-    table = tmp_path / "proof" / "a.parquet"
-    before, sums = table.read_bytes(), summary(tmp_path)
-    change(table)
-    assert proofs.roll_up("a", [proof(partition="q")]) == sums
-    assert table.read_bytes() == before
+def _forged(table: Path) -> None:
+    rows = pq.read_table(table)
+    at = rows.schema.get_field_index("is_equal")
+    pq.write_table(rows.set_column(at, rows.schema.field(at), pa.array([True] * rows.num_rows)), table)
 
 
-def test_a_proof_that_was_never_summed_up_is(tmp_path: Path) -> None:
-    """A process was killed between the two."""
-    proofs = written(tmp_path, proof(partition="p"))
-    proofs.write(proof(partition="q", rows=5))
-    told = proofs.roll_up("a", [proof(partition="p")])
-    assert (told["assets"]["a"]["shards"], told["assets"]["a"]["rows"]) == (2, 8)
-    assert shards(tmp_path) == ["p", "q"]
+@pytest.mark.parametrize("change", [_torn, _bit_flipped, _of_other_columns, _forged])
+def test_proofs_in_a_changed_file_are_not_believed(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    proofs = written(tmp_path, *(proof(partition=name, problems=("x",)) for name in "pqr"))
+    (path,) = segments(tmp_path)
+    before, sums = path.read_bytes(), summary(tmp_path)
+    change(path)
+    assert (proofs.read("a", "pqr"), proofs.partitions("a")) == ({}, [])
+    assert proofs.roll_up("a", [proof(partition=name, problems=("x",)) for name in "pqr"]) == sums
+    assert [(path.name, path.read_bytes()) for path in segments(tmp_path)] == [(path.name, before)]
+
+
+def test_proofs_of_an_earlier_release_are_read_and_become_one_file(tmp_path: Path) -> None:
+    """It had a file for each, and a table of all."""
+    known = [proof(partition=name, examined_at="1") for name in "pqr"]
+    folder = tmp_path / "proof" / "a"
+    folder.mkdir(parents=True)
+    for one in known:
+        (folder / f"{one.partition}.json").write_bytes(one.to_bytes())
+    (folder / "torn.json").write_bytes(b"{")
+    (tmp_path / "proof" / "a.parquet").write_bytes(b"a table")
+    proofs = ProofStore(str(tmp_path))
+    assert proofs.read("a", "pqrs") == {one.partition: one for one in known}
+    assert proofs.roll_up("a", known)["assets"]["a"]["shards"] == 3
+    assert [path.suffix for path in segments(tmp_path)] == [".parquet"]
+    assert not (tmp_path / "proof" / "a.parquet").exists()
+    assert proofs.read("a", "pqrs") == {one.partition: one for one in known}
 
 
 def test_retired_shards_leave_tables_and_sums(tmp_path: Path) -> None:
     proofs = written(tmp_path, *(proof(asset, name) for asset in "ab" for name in "pqr"))
     proofs.roll_up("b", [], unmade=["q", "z"])
-    for asset in "ab":
-        Path(proofs.uri(asset, "q")).unlink()
     proofs.drop({"q"})
     told = summary(tmp_path)
     assert {asset: total["rows"] for asset, total in told["assets"].items()} == {"a": 6, "b": 6}
     assert told["unmade"] == {"b": ["z"]}
-    assert [shards(tmp_path, asset) for asset in "ab"] == [["p", "r"], ["p", "r"]]
+    assert [proofs.partitions(asset) for asset in "ab"] == [["p", "r"], ["p", "r"]]
+    assert [len(segments(tmp_path, asset)) for asset in "ab"] == [1, 1]
 
 
 def test_what_another_run_has_proven_meanwhile_is_not_lost(tmp_path: Path) -> None:
@@ -175,22 +200,33 @@ def test_what_another_run_has_proven_meanwhile_is_not_lost(tmp_path: Path) -> No
     publish = slow._publish_summary
 
     def publish_late(told: dict[str, Any]) -> None:
-        if not (tmp_path / "proof" / "x" / "damaged.json").exists():
+        if "damaged" not in slow.partitions("x"):
             written(tmp_path, proof("x", "damaged", problems=("gone",)))
         publish(told)
 
     slow._publish_summary = publish_late  # type: ignore[method-assign,assignment]
-    new = proof("y", "new")
-    slow.write(new)
-    slow.roll_up("y", [new])
+    slow.roll_up("y", [proof("y", "new")])
     told = summary(tmp_path)
     assert told["is_equal"] is False
     assert told["assets"]["x"]["problems"] == {"damaged": ["gone"]}
 
 
-def test_an_unchanged_table_is_not_written_again(tmp_path: Path) -> None:
+def test_two_that_merge_at_once_lose_no_proof(tmp_path: Path) -> None:
+    one, other = ProofStore(str(tmp_path)), ProofStore(str(tmp_path))
+    one.add("a", [proof(partition="p")])
+    replace_files = one._replace
+
+    def late(*arguments: Any) -> None:
+        other.add("a", [proof(partition="r")])
+        replace_files(*arguments)
+
+    one._replace = late  # type: ignore[method-assign]
+    one.add("a", [proof(partition="q")])
+    assert ProofStore(str(tmp_path)).partitions("a") == ["p", "q", "r"]
+
+
+def test_known_proofs_write_nothing(tmp_path: Path) -> None:
     proofs = written(tmp_path, proof(partition="p"))
-    table = tmp_path / "proof" / "a.parquet"
-    before = table.stat().st_ino
+    before = {path: path.stat().st_ino for path in (tmp_path / "proof").rglob("*")}
     proofs.roll_up("a", [proof(partition="p")])
-    assert table.stat().st_ino == before
+    assert {path: path.stat().st_ino for path in (tmp_path / "proof").rglob("*")} == before

@@ -68,7 +68,7 @@ def test_items() -> None:
         ("Image scores", 0, "scores/*.parquet"),
         ("Sample scores", 0, "sample_scores/*.parquet"),
         ("Accounts", 0, "ledger/accounts/*/*.parquet"),
-        ("Proofs", 1, "proof/*.parquet"),
+        ("Proofs", 0, "proof/*/*.parquet"),
         ("Surveys of raw shards", 0, "ledger/raw_shards/*.parquet"),
         ("Surveys of raw shards", 2, "ledger/index/surveys/*.parquet"),
         ("Surveys of raw shards", 2, "ledger/index/published/*.parquet"),
@@ -155,8 +155,9 @@ def test_the_rest_of_a_survey(storage: Path) -> None:
 
 
 def test_proofs(storage: Path) -> None:
-    of_shard, _, summary, of_asset = tables("Proofs")
-    assert keys(json.loads(some(storage, "proof/*/*.json").read_text())) == of_shard
+    _, of_shard, summary, of_asset = tables("Proofs")
+    sealed = pq.read_table(some(storage, "proof/*/*.parquet"))["proof"][0].as_py()
+    assert keys(json.loads(sealed)) == of_shard
     proof = json.loads((storage / "proof" / "proof.json").read_text())
     assert keys(proof) == summary
     assert all(keys(total) == of_asset for total in proof["assets"].values())

@@ -198,7 +198,8 @@ def test_a_torn_record_costs_its_own_shard_only(tmp_path: Path, deploy: Deploy) 
     assert deployment.run().success
     for asset in ("curated_parquet", "lance_table"):
         account(tmp_path / "storage", asset, "a").write_bytes(b"")
-    (tmp_path / "storage" / "proof" / "final_tars" / "a.json").write_bytes(b"")
+    (proofs,) = (tmp_path / "storage" / "proof" / "final_tars").iterdir()
+    proofs.write_bytes(b"")
     (tmp_path / "storage" / "proof" / "proof.json").unlink()
     result = deployment.run()
     assert result.success

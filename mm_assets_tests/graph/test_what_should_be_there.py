@@ -42,8 +42,9 @@ def _remove(storage: str, *patterns: str) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _traces(pattern: str) -> list[str]:
-    return [f"{folder}/{pattern}" for folder in ("ledger/accounts", "proof")]
+def _traces(asset: str, name: str = "*") -> list[str]:
+    """The accounts of an asset with this name, and all its proofs."""
+    return [f"ledger/accounts/{asset}/{name}", f"proof/{asset}"]
 
 
 def test_an_output_that_went_with_its_records_is_missed(copied: Deployment) -> None:
@@ -90,7 +91,7 @@ def test_without_an_event_log_the_storage_itself_tells(asset: str, output: str, 
 
 
 def test_what_was_made_of_a_shard_tells_of_it(fresh: Deployment) -> None:
-    _remove(fresh.storage, "curated/p.parquet", *_traces("curated_parquet/p.*"))
+    _remove(fresh.storage, "curated/p.parquet", *_traces("curated_parquet", "p.*"))
     success, found, _ = prove(fresh)
     assert not success
     line = (
@@ -101,7 +102,7 @@ def test_what_was_made_of_a_shard_tells_of_it(fresh: Deployment) -> None:
 
 
 def test_rows_of_the_table_tell_of_their_shard(fresh: Deployment) -> None:
-    _remove(fresh.storage, *_traces("lance_table/p.*"))
+    _remove(fresh.storage, *_traces("lance_table", "p.*"))
     success, found, _ = prove(fresh)
     assert not success
     assert "known from the table" in found["lance_table"]["p"][0]

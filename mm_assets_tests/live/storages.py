@@ -259,7 +259,7 @@ def _timeless(name: str, data: bytes) -> bytes:
     records that the very run has closed.
     """
     if _is_table_of_proofs(name):
-        table = pq.read_table(pa.BufferReader(data)).drop_columns(["examined_at"])
+        table = pq.read_table(pa.BufferReader(data)).drop_columns(["examined_at", "proof"])
         return json.dumps(table.to_pylist()).encode()
     rows: list[Any] = []
     if name.startswith("ledger/accounts/"):

@@ -70,7 +70,6 @@ LANCE = replace(
     of_asset("fragment_shard", "lance_table", "lance/"), clock=re.compile(r"lance/items\.lance/data/")
 )
 SURVEYS = re.compile(r"ledger/raw_shards/[^/]*\.parquet")
-PROOFS = re.compile("proof/final_tars/")
 # By stage: the writers of one run. What a kill keeps from being made is no input of the next stage.
 STAGES = {
     "surveys and ingestion": [Writer("survey_raw_shard", "curated_parquet", SURVEYS, SURVEYS), INGEST],
@@ -84,8 +83,6 @@ STAGES = {
         of_asset("pack_shard", "final_tars", "webdataset/"),
         LANCE,
         of_asset("cache_shard", "arrow_cache", "arrow_cache/"),
-        # The run's process writes the proofs, and workers are far ahead.
-        Writer("prove_shard", "final_tars", PROOFS, PROOFS, 0.4),
     ],
 }
 
