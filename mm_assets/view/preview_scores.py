@@ -49,7 +49,6 @@ from mm_assets.formats.images.pixels import ThumbnailStrip, thumbnail
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, open_parquet, read_small_table
 from mm_assets.model.errors import ShardError
-from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
 from mm_assets.storage.listing import names_in
 from mm_assets.view.html import image
@@ -233,16 +232,8 @@ def bounds_of(judge: Filter[Any]) -> list[Bound]:
 
 
 def measured(judge: Filter[Any], scores: Sequence[Any]) -> Numbers:
-    """Return the numbers that verdicts are about; nan where there is none.
-
-    Raises:
-        ValueError: in one line that names filter and module, for an error in `measure`.
-    """
-    try:
-        values = [judge.measure(score) for score in scores]
-        return np.array([np.nan if value is None else value for value in values], np.float64)
-    except Exception as error:
-        raise ValueError(f"filter {judge.name!r} of {type(judge).__module__}: {error_line(error)}") from error
+    """Return the numbers that verdicts are about (`Filter.numbers`); nan where there is none."""
+    return np.array([np.nan if value is None else value for value in judge.numbers(scores)], np.float64)
 
 
 def distances(judge: Filter[Any], values: Numbers) -> Numbers:
