@@ -236,7 +236,7 @@ class Condition(Filter[S]):
         if not scores:
             return []
         # A table has as many rows as its columns: one more, for a condition that looks at none.
-        columns = {name: [score.value(name) for score in scores] for name in self._names}
+        columns = {name: [score.get(name) for score in scores] for name in self._names}
         table = pa.table({**columns, "": pa.nulls(len(scores))})
         try:
             holds = evaluate(self.condition, table)

@@ -228,7 +228,7 @@ class Bounds(Filter[S]):
     """The score."""
 
     def measure(self, score: S) -> float | None:
-        value: float | None = score.value(self.of)
+        value: float | None = score.get(self.of)
         return value
 
     def verdict(self, score: S) -> str | None:

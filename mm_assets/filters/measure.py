@@ -364,15 +364,15 @@ class ImageMeasurer:
     def measure(self, image: ImageContent) -> dict[str, Any]:
         """Return the values of one image by measure; those that come later are added to the same dict.
 
-        An image that is too large to be decoded has no values of measures that look at pixels. Nor has one
-        that cannot be decoded, but `DECODE_ERROR`.
+        Values of measures that look at pixels are None for an image that is too large to be decoded, and for
+        one that cannot be decoded, which has `DECODE_ERROR` besides.
 
         Raises:
             MeasureFailed: by the measure's own fault.
         """
         is_large = image.info.width * image.info.height > MOST_DECODED_PIXELS
         taken = [measure for measure in self._measures if not (is_large and measure.decodes)]
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict.fromkeys(measure.name for measure in self._measures)
         kept: list[tuple[BatchedMeasure, Any]] = []
         try:
             for measure in sorted(taken, key=lambda measure: measure.decodes):
@@ -384,7 +384,7 @@ class ImageMeasurer:
                 else:
                     values[measure.name] = value
         except ImageError as error:
-            found = {name: value for name, value in values.items() if name in self._without_pixels}
+            found = {name: values[name] if name in self._without_pixels else None for name in values}
             if not isinstance(error, TooMuchMemory):
                 found[DECODE_ERROR] = unreadable_image(error).message
             return found

@@ -150,15 +150,15 @@ class LanguageFilter(SampleFilter):
             raise ValueError(f"min_language_probability is at most 1, not {self.least:g}")
 
     def verdict(self, score: SampleScore) -> str | None:
-        language = score.value(_LANGUAGE)
+        language = score.get(_LANGUAGE)
         if language is None:
             return "of no language that could be told"
         if self.languages and language not in self.languages:
             return "of another language"
-        return None if score.value(_PROBABILITY) >= self.least else "less than min_language_probability"
+        return None if score.get(_PROBABILITY) >= self.least else "less than min_language_probability"
 
     def measure(self, score: SampleScore) -> float | None:
-        return score.value(_PROBABILITY)
+        return score.get(_PROBABILITY)
 
 
 @dataclass(frozen=True)

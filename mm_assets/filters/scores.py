@@ -40,7 +40,7 @@ from mm_assets.filters.measure import (
     with_columns,
 )
 from mm_assets.formats.images.headers import ImageInfo, probe
-from mm_assets.model.errors import DataError, ImageError, unreadable_image
+from mm_assets.model.errors import DataError, ImageError, MmAssetsError, unreadable_image
 from mm_assets.model.nested_types import binary_views
 
 MAX_PIXELS = 178_956_970
@@ -63,6 +63,10 @@ _LARGE: Final = 32 << 20
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
+class UnknownScore(MmAssetsError, ValueError):
+    """A filter asks for a score that there is not; the message names those that there are."""
+
+
 class Score:
     """The measurements of one image or sample; ``values`` has those of measures, by name."""
 
@@ -74,7 +78,19 @@ class Score:
     values: Mapping[str, Any]
 
     def value(self, name: str) -> Any:
-        """Return a score by name: one of `always`, or that of a measure; None where it has none."""
+        """Return a score by name: one of `always`, or that of a measure; None where it has none.
+
+        Raises:
+            UnknownScore: there is none of this name.
+        """
+        if name not in self.always and name not in self.values:
+            known = ", ".join((*self.always, *(known for known in self.values if known != DECODE_ERROR)))
+            hint = "that of a measure is there if the filter's `scores` name it"
+            raise UnknownScore(f"there is no score {name!r}, only {known}; {hint}")
+        return self.get(name)
+
+    def get(self, name: str) -> Any:
+        """Return a score by name; None also where there is none of this name."""
         return getattr(self, name) if name in self.always else self.values.get(name)
 
 

@@ -18,17 +18,20 @@ import dagster as dg
 from mm_assets.accounting.record import BY_ASSET, CURATED, OUTPUTS, ShardRecord
 from mm_assets.formats.names import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines, untaken_lines
+from mm_assets.graph.checks import EMPTY
 from mm_assets.graph.dagster_internals import URI, failing_shards
 from mm_assets.graph.io_manager import LANDED
 from mm_assets.graph.planned_jobs import materialization, parse_failure, recorded_result
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
-from mm_assets.graph.raw import COLUMNS, CONTENT_TAKEN
+from mm_assets.graph.raw import COLUMNS, CONTENT_TAKEN, GATE_CHECKS, RAW_SHARDS
 from mm_assets.graph.shard_work import LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.model.errors import counted
 from mm_assets.storage.errors import error_line
 
 _LONGEST = 300  # limit of characters of a check's summary, and of a step's error
 _OF_SYSTEM = re.compile(r"\[Errno (\d+)\] (.*?): '(.+)'")
+_OF_RAW = f"{RAW_SHARDS.to_user_string()}."
+_QUARANTINE_EMPTY = f"quarantine.{EMPTY}"
 # Errors of downstream assets for a shard that has failed before.
 _CONSEQUENCES = ("input missing: ", "failed in this run")
 
@@ -51,16 +54,20 @@ class _Shard:
 
     def note(self, check: str, metadata: Mapping[str, Any]) -> None:
         """Note what a check found that did not pass."""
-        self.checks[check] = str(metadata.get("summary") or "did not pass")
+        words = str(metadata.get("summary") or "did not pass")
+        if check == _QUARANTINE_EMPTY:  # the name says what should be, and here it is not
+            words = f"not empty: {words}"
+        if damage := metadata.get("damage_first"):
+            words += f"; damage: {damage[0]['message']}"
+        self.checks[check] = words
 
     def line(self, key: str) -> str:
         parts = [f"{asset}: {cause}" for asset, cause in self.causes.items()]
         if self.absent and not parts:
             parts = [f"{self.absent[0]}: did not land"]
         known = " ".join(self.causes.values())
-        parts += [
-            f"{check}: {summary[:_LONGEST]}" for check, summary in self.checks.items() if summary not in known
-        ]
+        raw_first = sorted(self.checks.items(), key=lambda check: not check[0].startswith(_OF_RAW))
+        parts += [f"{check}: {summary[:_LONGEST]}" for check, summary in raw_first if summary not in known]
         return (
             f"shard {key!r} of {'; '.join(parts)}"
             if self.has_failed
@@ -282,11 +289,24 @@ class RunSummary:
                 self._failed_checks += sum(not check.passed for check in result.checks)
 
     def add_standing(self, instance: dg.DagsterInstance) -> None:
-        """Take into account what the gate found in unchanged shards when they were made: texts not taken."""
-        check = dg.AssetCheckKey(dg.AssetKey(["raw_shards"]), CONTENT_TAKEN)
-        for key, evaluation in failing_shards(instance, check, _MOST_FAILURES).items():
-            if key in self._keys:
-                self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
+        """Take into account what the gate found in unchanged shards when they were made."""
+        known = {
+            (key, told)
+            for each in self._problems
+            for key, shard in each.shards.items()
+            for told in shard.checks
+        }
+        standing = self._problems[-1]
+        for name in GATE_CHECKS:
+            check = dg.AssetCheckKey(RAW_SHARDS, name)
+            for key, evaluation in failing_shards(instance, check, _MOST_FAILURES).items():
+                if key not in self._keys:
+                    continue
+                if name == CONTENT_TAKEN:
+                    self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
+                elif (key, told := f"{_OF_RAW}{name}") not in known:
+                    self._failed_checks += 1
+                    standing.shards[key].note(told, _plain(evaluation.metadata))
 
     def _expect(self, key: str, asset: str) -> None:
         if all(key not in expected for expected in self._expected.values()):
@@ -301,7 +321,7 @@ class RunSummary:
         line.samples += _number(values, "samples")
         line.images += _number(values, "images")
         line.filtered += _total(values, "filtered")
-        line.quarantined += _total(values, "quarantined")
+        line.quarantined += _total(values, "quarantined") + _number(values, "records")
         line.bytes += _number(values, "bytes")
         if uri := values.get(URI):
             line.places.add(_folder(str(uri)))

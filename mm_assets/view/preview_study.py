@@ -430,7 +430,7 @@ def _distributions(
     found = {}
     for side, always, names in zip(drawn, (_IMAGE_NUMBERS, _SAMPLE_NUMBERS), measures, strict=True):
         for name in (*always, *sorted(names)):
-            values = [value for score in side.things if (value := score.value(name)) is not None]
+            values = [value for score in side.things if (value := score.get(name)) is not None]
             if values:
                 found[name] = np.array(values, np.float64)
     return found
