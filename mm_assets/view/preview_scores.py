@@ -38,8 +38,6 @@ from mm_assets.filters.filter import Filter
 from mm_assets.filters.measure import DECODE_ERROR, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.scores import (
-    SAMPLE_SCORES_SCHEMA,
-    SCORES_SCHEMA,
     ImageScore,
     ImageScores,
     SampleScores,
@@ -248,8 +246,8 @@ def distances(judge: Filter[Any], values: Numbers) -> Numbers:
 MOST_SHARDS: Final = 400
 """Shards that are looked at if none is named."""
 
-IMAGES, SAMPLES = "image_scores", "sample_scores"
-_SCHEMAS: Final = {IMAGES: SCORES_SCHEMA, SAMPLES: SAMPLE_SCORES_SCHEMA}
+IMAGES, SAMPLES = ImageScores.asset, SampleScores.asset
+_SCHEMAS: Final = {kind.asset: kind.columns for kind in (ImageScores, SampleScores)}
 _SUFFIX: Final = ".parquet"
 _THREADS: Final = 8
 
