@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
@@ -111,12 +112,23 @@ def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _queried(query: str, condition: str, scores: pa.Table) -> list[Any]:
+    with _cursor() as cursor:
+        cursor.register("scores", scores)
+        return list(cursor.execute(query.format(_bracketed(condition))).fetchall())
+
+
+@contextmanager
+def _cursor() -> Iterator[Any]:
+    """A connection to the database, whose errors are one line.
+
+    Raises:
+        ConditionError: for an error of the database.
+    """
     import duckdb
 
     cursor = _database().cursor()
     try:
-        cursor.register("scores", scores)
-        return list(cursor.execute(query.format(_bracketed(condition))).fetchall())
+        yield cursor
     except duckdb.Error as error:
         raise ConditionError(_first_line(str(error))) from error
     finally:
@@ -141,15 +153,8 @@ def _parsed(condition: str) -> Any:
 
 
 def _selected(expression: str) -> Any:
-    import duckdb
-
-    cursor = _database().cursor()
-    try:
+    with _cursor() as cursor:
         ((text,),) = cursor.execute("select json_serialize_sql(?)", [f"select {expression}"]).fetchall()
-    except duckdb.Error as error:
-        raise ConditionError(_first_line(str(error))) from error
-    finally:
-        cursor.close()
     answer = json.loads(text)
     if answer["error"] and answer["error_type"] == "parser":
         raise ConditionError(_first_line(answer["error_message"]))
