@@ -199,7 +199,8 @@ def _fates(document: Document) -> Iterator[str]:
         [str(item.position), item.modality, *(item.fates.get(name, "") for name in document.assets)]
         for item in document.items
     ]
-    yield f'<div class="wide">{table(("position", "modality", *document.assets), rows, chr(10))}</div>'
+    fates = table(("position", "modality", *document.assets), rows, between="\n")
+    yield f'<div class="wide">{fates}</div>'
 
 
 _INDENT: Final = "    "
