@@ -94,7 +94,7 @@ class WorkerStartError(MmAssetsError, ChildProcessError):
 
 
 class JobPool(ABC):
-    """What does jobs elsewhere.
+    """Pool that runs jobs, in other processes or on other machines.
 
     Use as a context manager, or call `close`. Not for several threads at once: one `map` at a time.
     """
