@@ -360,13 +360,18 @@ def presence(removed: Sequence[str]) -> dg.AssetCheckEvaluation:
         if removed
         else ""
     )
-    metadata = {"removed": len(removed), "shards": {"json": list(removed[:_LISTED])}, "summary": summary}
+    return _evaluation(PRESENT, "removed", len(removed), list(removed[:_LISTED]), summary)
+
+
+def _evaluation(
+    check: dg.AssetCheckKey, name: str, count: int, shards: Any, summary: str
+) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
-        asset_key=PRESENT.asset_key,
-        check_name=PRESENT.name,
-        passed=not removed,
+        asset_key=check.asset_key,
+        check_name=check.name,
+        passed=not count,
         severity=dg.AssetCheckSeverity.WARN,
-        metadata=metadata_values(metadata),
+        metadata=metadata_values({name: count, "shards": {"json": shards}, "summary": summary}),
         blocking=False,
     )
 
@@ -389,14 +394,7 @@ def staleness(asset: dg.AssetKey, due: Mapping[str, Due]) -> dg.AssetCheckEvalua
         else ""
     )
     listed = dict(sorted(stale.items())[:_LISTED])
-    return dg.AssetCheckEvaluation(
-        asset_key=asset,
-        check_name=UP_TO_DATE,
-        passed=not stale,
-        severity=dg.AssetCheckSeverity.WARN,
-        metadata=metadata_values({"stale": len(stale), "shards": {"json": listed}, "summary": summary}),
-        blocking=False,
-    )
+    return _evaluation(dg.AssetCheckKey(asset, UP_TO_DATE), "stale", len(stale), listed, summary)
 
 
 ALL_ASSETS = dg.define_asset_job("all_assets", description="Take shards through all assets and checks.")

@@ -17,15 +17,27 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from mm_assets import settings
 from mm_assets.filters.filter import Filter
-from mm_assets.filters.registry import filters_of, settings_of
+from mm_assets.filters.registry import (
+    NONE,
+    PRESETS,
+    chain_of,
+    filters_of,
+    known_filters,
+    settings_of,
+    with_preset,
+)
 from mm_assets.formats.names import FORMAT_TABLE, format_of, listed
+from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.model.errors import nearest
 from mm_assets.settings import Settings, variable
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import located
@@ -33,12 +45,10 @@ from mm_assets.terminal import ProgressLine, printable
 
 if TYPE_CHECKING:
     from mm_assets.filters.chain import FilterChain
-    from mm_assets.settings import Settings
 
 
 T = TypeVar("T")
 
-_DIGITS = 9  # of a number of processes
 _MOST_SHOWN = 1000  # characters
 
 
@@ -92,11 +102,15 @@ def location(text: str) -> str:
     return text
 
 
-def process_count(text: str) -> int:
-    """Parse a number of processes."""
-    if not text.isdecimal() or len(text) > _DIGITS:
-        raise argparse.ArgumentTypeError(f"not a number of processes: {text!r}")
-    return int(text)
+def number_of(what: str, least: int, digits: int, most: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers: not below ``least``, of so many digits, not above ``most``."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > digits or not least <= int(text) <= (most or int(text)):
+            raise argparse.ArgumentTypeError(f"not {what}: {text!r}")
+        return int(text)
+
+    return parse
 
 
 def share(text: str) -> float:
@@ -110,46 +124,19 @@ def share(text: str) -> float:
     return value
 
 
-def byte_size(text: str) -> int:
-    """Parse bytes, as a number or such as ``64MiB``."""
-    from mm_assets.formats.partitions import parse_bytes
+def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return the type of a flag by the parser of a setting, for text that is UTF-8."""
 
-    return _parsed(parse_bytes, text)
+    def parse_flag(given: str) -> T:
+        try:
+            return parse(settings.plain_text(given))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
-
-def whole_number(text: str) -> int:
-    """Parse a number that any column can hold."""
-    from mm_assets import settings
-
-    return _parsed(settings.whole_number, text)
+    return parse_flag
 
 
-def text(given: str) -> str:
-    """Check that a text is UTF-8."""
-    from mm_assets import settings
-
-    return _parsed(settings.plain_text, given)
-
-
-def names(given: str) -> tuple[str, ...]:
-    """Return names that are separated by commas."""
-    from mm_assets import settings
-
-    return settings.names(text(given))
-
-
-def suffixes(given: str) -> tuple[str, ...]:
-    """Return suffixes of file names that are separated by commas."""
-    from mm_assets import settings
-
-    return _parsed(settings.suffixes, text(given))
-
-
-def _parsed(parse: Callable[[str], T], given: str) -> T:
-    try:
-        return parse(given)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+names = parsed(settings.names)
 
 
 def as_utf8(argument: str) -> str:
@@ -171,10 +158,10 @@ def filters_with_overrides(options: argparse.Namespace) -> tuple[Filter[Any], ..
         ValueError: in one line, for an unknown name, and for values that do not fit.
     """
     over = variables_of(options)
-    settings = Settings.load({**given_settings(), **over})
-    unset = [known.name for known in settings_of(settings.filters) if over.get(variable(known.name)) == ""]
-    found = {**settings.filter_values(), **dict.fromkeys(unset)}
-    return filters_of(settings.filters, found, settings.filter_actions)
+    given = Settings.load({**given_settings(), **over})
+    unset = [known.name for known in settings_of(given.filters) if over.get(variable(known.name)) == ""]
+    found = {**given.filter_values(), **dict.fromkeys(unset)}
+    return filters_of(given.filters, found, given.filter_actions)
 
 
 def variables_of(options: argparse.Namespace) -> dict[str, str]:
@@ -200,9 +187,9 @@ def _over(values: Sequence[str]) -> dict[str, str]:
         if not sign:
             raise ValueError(f"--set {text!r}: write it as NAME=VALUE")
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(sorted(known))}"
-            raise ValueError(f"--set {name}: there is no such setting of a filter; {hint}")
+            raise ValueError(
+                f"--set {name}: there is no such setting of a filter; {nearest(name, sorted(known))}"
+            )
         over[variable(name)] = value
     return over
 
@@ -266,27 +253,33 @@ class Progress:
         self._line.end(is_kept=True)
 
 
-_TYPES: dict[type, Callable[[str], Any]] = {tuple: names, int: whole_number, str: text}
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+_TYPES: dict[type, Callable[[str], Any]] = {
+    tuple: names,
+    int: parsed(settings.whole_number),
+    str: parsed(str),
+}
 _DEST = "filter setting "  # prefix of the name, which an option of the command may have, too
 
 
 def add_filter_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    from mm_assets.filters.registry import NONE, PRESETS, known_filters, settings_of
     from mm_assets.plugins import load_plugins
 
     group = parser.add_argument_group("filters", "what is dropped; without a flag nothing is")
     filters = known_filters(load_plugins())
     for known in settings_of(filters):
         kind = _TYPES.get(known.kind, known.kind)
-        flag, meaning = f"--{known.name.replace('_', '-')}", known.meaning.replace("%", "%%")
+        name, meaning = known.name, known.meaning.replace("%", "%%")
         try:
-            group.add_argument(
-                flag, dest=_DEST + known.name, metavar=known.name.upper(), type=kind, help=meaning
-            )
+            group.add_argument(flag(name), dest=_DEST + name, metavar=name.upper(), type=kind, help=meaning)
         except argparse.ArgumentError as error:
             raise ValueError(
-                f"a filter of a plugin has the setting {known.name!r}: {flag} is taken"
+                f"a filter of a plugin has the setting {name!r}: {flag(name)} is taken"
             ) from error
     group.add_argument(
         "--filter-preset", choices=tuple(PRESETS), default=NONE, help="filters that are set together"
@@ -319,8 +312,6 @@ def add_set_flags(parser: argparse._ActionsContainer) -> None:
 
 def chain_asked_for(options: argparse.Namespace) -> FilterChain | None:
     """Return the filters whose flags are given, as one step; None where there is no such flag."""
-    from mm_assets.filters.registry import chain_of, filters_of, with_preset
-
     values = {
         name.removeprefix(_DEST): value for name, value in vars(options).items() if name.startswith(_DEST)
     }
@@ -332,37 +323,18 @@ _PREFIX = "sample_id_prefix"
 
 
 def add_layout_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
+    """Declare the flags: the settings of raw documents."""
     layout = parser.add_argument_group("documents of others", "not given, MM_<NAME> of the environment holds")
-    layout.add_argument(
-        "--sample-id-field", type=text, help="json field, or column, that holds the sample id"
-    )
-    layout.add_argument(
-        "--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id"
-    )
-    layout.add_argument(
-        "--texts-field", type=text, help="json field, or column, with the list of texts (texts)"
-    )
-    layout.add_argument(
-        "--images-field", type=text, help="json field, or column, with the list of images (images)"
-    )
-    layout.add_argument(
-        "--image-member-field", type=text, help="json field that names the sample's image member"
-    )
-    layout.add_argument(
-        "--image-extensions", type=suffixes, help="suffixes of image members, comma-separated"
-    )
-    layout.add_argument(
-        "--json-extensions",
-        type=suffixes,
-        help="suffixes of the members that are documents, comma-separated",
-    )
-    layout.add_argument(
-        "--per-image-fields", type=names, help="json lists with one value per image, comma-separated"
-    )
-    layout.add_argument(
-        "--per-text-fields", type=names, help="json lists with one value per text, comma-separated"
-    )
+    of_layout = {each.name for each in fields(RawLayout)}
+    for known in (each for each in fields(Settings) if each.name in of_layout):
+        choices = known.metadata["choices"]
+        is_list = isinstance(known.default, tuple)
+        layout.add_argument(
+            flag(known.name),
+            type=str if choices else parsed(known.metadata["parse"]),
+            choices=choices or None,
+            help=known.metadata["meaning"] + (", comma-separated" if is_list else ""),
+        )
 
 
 def layout_of(
@@ -374,12 +346,9 @@ def layout_of(
     the setting is about raw shards. Only the flag adds another, unless ``is_compared``: then the flag is
     about the raw shards that the data are compared with.
     """
-    from mm_assets.settings import Settings
-
-    settings = Settings.load().raw_layout()
     layout = {
         name: value if getattr(options, name) is None else getattr(options, name)
-        for name, value in settings.items()
+        for name, value in Settings.load().raw_layout().items()
     }
     if (
         layout[_PREFIX] is not None
@@ -397,21 +366,20 @@ def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: st
         ValueError: naming the flag.
     """
     from mm_assets.accounting.canonical.account import accounted_format
-    from mm_assets.settings import Settings
 
     given = [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]
     if not given:
         return
     if not format_of(kind).raw_options:
         titles = listed(entry.title for entry in FORMAT_TABLE if entry.raw_options)
-        raise ValueError(f"{_flag(given[0])} is for documents of others in {titles}, not for {kind}")
+        raise ValueError(f"{flag(given[0])} is for documents of others in {titles}, not for {kind}")
     options_for = accounted_format(kind).options_for
     if options_for is None:
         return
     file = _files(kind, source)[0]
     known, what = options_for(file)
     if inapplicable := [name for name in given if name not in known]:
-        raise ValueError(f"{_flag(inapplicable[0])} says nothing of {file}: {what}")
+        raise ValueError(f"{flag(inapplicable[0])} says nothing of {file}: {what}")
 
 
 def is_ours(kind: str, source: str) -> bool:
@@ -438,10 +406,6 @@ def _files(kind: str, source: str) -> list[str]:
     return expand_paths(source, format_of(kind).suffixes)
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def add_storage_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag to a command."""
     parser.add_argument(
@@ -453,17 +417,14 @@ def add_storage_flag(parser: argparse.ArgumentParser) -> None:
 
 def storage_root(options: argparse.Namespace) -> str:
     """Return the storage root that the flag names, else that of the settings, as absolute path or URL."""
-    from mm_assets.settings import Settings
+    return absolute_root(options.storage or Settings.load().storage)
+
+
+def absolute_root(root: str) -> str:
+    """Return a storage root as absolute path or URL."""
     from mm_assets.storage.files import absolute
 
-    return _normal(absolute(options.storage)) if options.storage else settings_root(Settings.load())
-
-
-def settings_root(settings: Settings) -> str:
-    """Return the storage root of the settings, as absolute path or URL."""
-    from mm_assets.storage.files import absolute
-
-    return _normal(absolute(settings.storage))
+    return absolute(root).rstrip("/") or "/"
 
 
 def refuse_other_folder(root: str) -> None:
@@ -481,7 +442,3 @@ def refuse_other_folder(root: str) -> None:
         raise FileNotFoundError(f"{absent(root, fs, path, 'folder')}; {hint}") from error
     if found.isdisjoint({LEDGER_FOLDER, *(output.folder.partition("/")[0] for output in OUTPUTS)}):
         raise FileNotFoundError(f"{root}: no output of the graph is here; {hint}")
-
-
-def _normal(root: str) -> str:
-    return root.rstrip("/") or "/"

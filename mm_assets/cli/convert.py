@@ -25,18 +25,20 @@ from mm_assets.cli.arguments import (
     Progress,
     add_filter_flags,
     add_layout_flags,
-    byte_size,
     chain_asked_for,
     is_ours,
     layout_of,
     location,
     names,
-    process_count,
+    number_of,
+    parsed,
     refuse_inapplicable_flags,
     share,
 )
 from mm_assets.formats.names import FORMATS, TITLES, format_of, nearest_format, output_of
+from mm_assets.formats.partitions import parse_bytes
 from mm_assets.model.errors import counted
+from mm_assets.settings import Settings
 from mm_assets.terminal import fail
 
 if TYPE_CHECKING:
@@ -344,9 +346,14 @@ def convert_arguments(commands: Any) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="list what would be written, and write nothing"
     )
-    parser.add_argument("--max-batch-bytes", type=byte_size, help="bytes of a batch in memory, e.g. 64MiB")
     parser.add_argument(
-        "--workers", type=process_count, default=0, help="worker processes (default: one per core)"
+        "--max-batch-bytes", type=parsed(parse_bytes), help="bytes of a batch in memory, e.g. 64MiB"
+    )
+    parser.add_argument(
+        "--workers",
+        type=number_of("a number of processes", 0, 9),
+        default=0,
+        help="worker processes (default: one per core)",
     )
     parser.set_defaults(run=run_convert)
 
@@ -376,7 +383,6 @@ def _run(options: argparse.Namespace) -> int:
     from mm_assets.formats.writer import ExistingPartitions, PartitionReport, WriteReport
     from mm_assets.model.errors import warn_user
     from mm_assets.pool.workers import WorkerPool, available_cores
-    from mm_assets.settings import Settings
     from mm_assets.storage.errors import error_line, located, readable_store_errors
     from mm_assets.storage.files import refuse_unwritable, sweep, sweep_output
 

@@ -18,7 +18,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mm_assets.cli.arguments import add_set_flags
+from mm_assets.cli.arguments import add_set_flags, filters_with_overrides, number_of, variables_of
+from mm_assets.settings import Settings
 from mm_assets.terminal import FAILED, USAGE, fail
 
 
@@ -46,7 +47,9 @@ def run_arguments(commands: Any) -> None:
         const="stale",
         help="shards made from other raw data, code or settings than there are now, or damaged since",
     )
-    parser.add_argument("--limit", type=_count, metavar="N", help="at most N shards")
+    parser.add_argument(
+        "--limit", type=number_of("a number of shards", 1, 18), metavar="N", help="at most N shards"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be made, and why")
     add_set_flags(parser.add_argument_group("filters of this run, in the place of those of the settings"))
     parser.set_defaults(run=run_materialize)
@@ -68,9 +71,6 @@ def run_materialize(options: argparse.Namespace) -> int:
 
 def _use_filters(options: argparse.Namespace) -> None:
     """Give this process, and its workers, the filters that the flags ask for."""
-    from mm_assets.cli.arguments import filters_with_overrides, variables_of
-    from mm_assets.settings import Settings
-
     os.environ.update(variables_of(options))
     if Settings.load().active_filters() != filters_with_overrides(options):
         raise ValueError("--set NAME= cannot unset what a preset sets; give it a value that refuses nothing")
@@ -83,14 +83,8 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18 or not int(text):
-        raise argparse.ArgumentTypeError(f"not a number of shards: {text!r}")
-    return int(text)
-
-
 _HOST = "127.0.0.1"
-_LAST_PORT = 65535
+_port = number_of("a port, 1 to 65535", 1, 18, 65535)
 
 _SUPERSEDED = "Function `dev_command` is superseded"
 
@@ -108,7 +102,6 @@ def run_ui(options: argparse.Namespace) -> NoReturn:
 
     from mm_assets.formats.raw_shards import RawLocations
     from mm_assets.headless.instance import open_instance, prepare_home
-    from mm_assets.settings import Settings
 
     settings = Settings.load()
     RawLocations(settings.raw_shards)
@@ -140,12 +133,6 @@ def run_ui(options: argparse.Namespace) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.execv(sys.executable, [*command, "-h", _HOST, "-p", str(options.port)])
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"not a port, 1 to {_LAST_PORT}: {text!r}")
-    return int(text)
 
 
 def _why_not(port: int) -> str | None:
@@ -207,7 +194,6 @@ def run_alerts(options: argparse.Namespace) -> int:
     """
     from mm_assets.automation.alerts.delivery import targets
     from mm_assets.automation.alerts.message import trial_message
-    from mm_assets.settings import Settings
 
     settings = Settings.load()
     if not settings.alerts:
@@ -260,8 +246,6 @@ def run_init(options: argparse.Namespace) -> int:
 
 def settings_text() -> str:
     """Return a settings file in which every setting is a comment with its default."""
-    from mm_assets.settings import Settings
-
     lines = [
         "# Settings of mm-assets, read from the folder that a command is started in.",
         "# Variables of the environment (MM_STORAGE for `storage`, and so on) come first.",

@@ -19,18 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 from mm_assets.cli import arguments
 from mm_assets.cli.arguments import (
+    absolute_root,
     add_set_flags,
     add_storage_flag,
     as_utf8,
+    filters_with_overrides,
+    flag,
     location,
     refuse_other_folder,
     refuse_other_than_file,
-    settings_root,
     storage_root,
     write_page,
 )
 from mm_assets.formats.names import TITLES
 from mm_assets.model.errors import MmAssetsError, counted
+from mm_assets.settings import Settings
 from mm_assets.terminal import FAILED, ProgressLine, fail, printable
 
 if TYPE_CHECKING:
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     from mm_assets.formats.partitions import Partition
     from mm_assets.formats.raw_shards import RawShard
     from mm_assets.formats.reports import ContentColumns
-    from mm_assets.settings import Settings
     from mm_assets.view.sample import Document, Look
 
 
@@ -61,7 +63,6 @@ def run_explain(options: argparse.Namespace) -> int:
     """
     from mm_assets.accounting.history import history_of, origin_of, place_of, surveyed_in
     from mm_assets.accounting.record import OUTPUTS
-    from mm_assets.settings import Settings
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
 
@@ -94,7 +95,7 @@ def unknown_sample(root: str, sample_id: str, raw_shards: Sequence[str]) -> str:
     return f"{root}: no sample {sample_id!r}, neither in an output nor in the ledger"
 
 
-def _print_table(rows: list[list[str]]) -> None:
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -179,9 +180,7 @@ def run_inspect(options: argparse.Namespace) -> int:
             print(f"  [{row['position']}] {row['modality']}: {shown[:100]}")
     for line in advice.lines():
         print(line)
-    for failure in failures:
-        fail(failure)
-    return 1 if failures or advice.loses_all else 0
+    return _failed(failures) or int(advice.loses_all)
 
 
 def _counts(table: pa.Table) -> Counter[str]:
@@ -203,8 +202,6 @@ class _Advice:
     """What `convert` would say: why it would refuse a partition, and which content is not taken."""
 
     def __init__(self) -> None:
-        from mm_assets.settings import Settings
-
         self._max_loss = Settings.load().max_loss
         self.refusals: list[str] = []
         self.loses_all = False  # of some partition `convert` would refuse, 100 % would be lost
@@ -283,9 +280,7 @@ def run_preview(options: argparse.Namespace) -> int:
     Raises:
         ValueError: for settings that do not fit, and for shards that are unknown or damaged.
     """
-    from mm_assets.cli.arguments import filters_with_overrides
     from mm_assets.pool.workers import WorkerPool
-    from mm_assets.settings import Settings
     from mm_assets.view.preview_page import (
         HEADS,
         HOW_TO_SET,
@@ -309,7 +304,7 @@ def run_preview(options: argparse.Namespace) -> int:
     stored = StoredScores(root, [as_utf8(name) for name in options.shards], _raw_version(settings, root))
     shards = len(stored.shards)
     if not shards:
-        return _failed(left_out(stored))
+        return _failed([printable(line) for line in left_out(stored)])
     progress = ProgressLine(shards)
     try:
         with WorkerPool(settings.workers, may_fork=True) as pool:
@@ -325,13 +320,13 @@ def run_preview(options: argparse.Namespace) -> int:
         write_page(options.html, preview_page(stored, found))
     if options.html != "-":
         print(page_title(stored))
-        _print_counts([[*HEADS], *count_rows(found)] if found.counts.filters else [])
-        _print_counts(distribution_rows(found) if found.distributions else [])
+        _print_table([[*HEADS], *count_rows(found)] if found.counts.filters else [])
+        _print_table(distribution_rows(found) if found.distributions else [])
         for line in summary(found):
             print(printable(line))
         if not filters:
             print(f"no filter is on; {HOW_TO_SET}")
-    return _failed(faults(stored, found))
+    return _failed([printable(line) for line in faults(stored, found)])
 
 
 def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
@@ -340,7 +335,7 @@ def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
     from mm_assets.storage.errors import readable_store_errors
 
     listing: Mapping[str, RawShard] = {}
-    if settings.raw_shards and settings_root(settings) == root:
+    if settings.raw_shards and absolute_root(settings.storage) == root:
         # Scores are shown all the same where raw shards are out of reach, or cannot be told apart.
         with suppress(OSError, MmAssetsError), readable_store_errors():
             listing = RawLocations(
@@ -350,16 +345,10 @@ def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
 
 
 def _failed(lines: Sequence[str]) -> int:
+    """Print lines about what failed, and return the exit code."""
     for line in lines:
-        fail(printable(line))
+        fail(line)
     return FAILED if lines else 0
-
-
-def _print_counts(rows: Sequence[Sequence[str]]) -> None:
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        print(f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip())
 
 
 _WIDTH = 100  # of lines that go into a file or another program
@@ -409,20 +398,17 @@ def run_show(options: argparse.Namespace) -> int:
         write_page(options.html, sample_page(sample_id, documents, notes))
     else:
         _print(sample_id, documents, notes, is_terminal)
-    for failure in failures:
-        fail(failure)
-    return FAILED if failures else 0
+    return _failed(failures)
 
 
 def _in_storage(options: argparse.Namespace, sample_id: str, look: Look) -> list[Document]:
     from mm_assets.accounting.history import surveyed_in
-    from mm_assets.settings import Settings
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
     from mm_assets.view.sample_source import documents_in_storage, ids_alike
 
     if given := [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]:
-        raise ValueError(f"--{given[0].replace('_', '-')} is about documents of others: name their data")
+        raise ValueError(f"{flag(given[0])} is about documents of others: name their data")
     root = local_path(options.storage or Settings.load().storage)
     with located(root):
         refuse_other_folder(root)

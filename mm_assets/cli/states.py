@@ -19,9 +19,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from mm_assets.cli import arguments
-from mm_assets.cli.arguments import add_storage_flag, location, storage_root
+from mm_assets.cli.arguments import absolute_root, add_storage_flag, location, storage_root
 from mm_assets.formats.names import TITLES
 from mm_assets.model.errors import counted
+from mm_assets.settings import Settings
 from mm_assets.terminal import printable
 
 
@@ -43,7 +44,6 @@ def run_diff(options: argparse.Namespace) -> int:
         FileNotFoundError: there is no such tag.
     """
     from mm_assets.pool.workers import WorkerPool
-    from mm_assets.settings import Settings
     from mm_assets.storage.errors import located, readable_store_errors
     from mm_assets.versions.diff import Diff
 
@@ -139,7 +139,6 @@ def run_tag(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 
 def _tag(root: str, name: str) -> int:
     from mm_assets.pool.workers import WorkerPool
-    from mm_assets.settings import Settings
     from mm_assets.versions.state import ASSETS
     from mm_assets.versions.tagging import Manifest, Tagger
 
@@ -193,13 +192,11 @@ def run_retire(options: argparse.Namespace) -> int:
         OSError: the raw shards cannot be listed.
     """
     from mm_assets.accounting.retirement import Retirement, retirable
-    from mm_assets.cli.arguments import settings_root
     from mm_assets.formats.raw_shards import RawAbsence, RawLocations
-    from mm_assets.settings import Settings
     from mm_assets.storage.errors import located, readable_store_errors
 
     settings = Settings.load()
-    root = settings_root(settings)
+    root = absolute_root(settings.storage)
     with readable_store_errors(), _dagster() as instance:
         locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
         listing = locations.shards(settings.shards_per_partition)
@@ -269,12 +266,11 @@ def _dagster() -> Iterator[Any]:
 
 
 def _known_to(instance: Any) -> Sequence[str]:
-    from_dagster: Sequence[str] = ()
-    if instance is not None:
-        from mm_assets.graph.dagster_internals import SHARDS
+    if instance is None:
+        return ()
+    from mm_assets.graph.dagster_internals import SHARDS
 
-        from_dagster = instance.get_dynamic_partitions(str(SHARDS.name))
-    return from_dagster
+    return list(instance.get_dynamic_partitions(str(SHARDS.name)))
 
 
 def _forget(instance: Any, partitions: Sequence[str]) -> None:

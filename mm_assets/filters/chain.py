@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter
+from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, S
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.scores import (
@@ -136,14 +136,20 @@ class ImageRefusals:
     def of(self, judge: Filter[ImageScore]) -> Mapping[int, Refusal]:
         """Return the refusals of one filter, by row in the order of the rows."""
         if id(judge) not in self._known:
-            reasons = judge.verdicts(list(self.scores.values()))
-            refused = {
-                row: Refusal(judge, reason, judge.measure(score))
-                for (row, score), reason in zip(self.scores.items(), reasons, strict=True)
-                if reason is not None
-            }
+            refused = _refusals(judge, self.scores)
             self._known[id(judge)] = judge, refused  # with the filter, so that no other gets its id
         return self._known[id(judge)][1]
+
+
+def _refusals(judge: Filter[S], scores: Mapping[int, S]) -> dict[int, Refusal]:
+    """Return what one filter has to say against scores, by their numbers."""
+    reasons = judge.verdicts(list(scores.values()))
+    refused = {number: reason for number, reason in zip(scores, reasons, strict=True) if reason is not None}
+    values = judge.numbers([scores[number] for number in refused])
+    return {
+        number: Refusal(judge, reason, value)
+        for (number, reason), value in zip(refused.items(), values, strict=True)
+    }
 
 
 def decide(
@@ -214,11 +220,8 @@ def _decide_samples(
     refusals: dict[int, Refusal] = {}
     flags: list[tuple[int, Refusal]] = []
     for judge in sorted(filters, key=lambda judge: judge.action == FLAG):
-        open_ = [index for index, rows in enumerate(samples) if rows[0] not in refusals]
-        for index, reason in zip(open_, judge.verdicts([scores[i] for i in open_]), strict=True):
-            if reason is None:
-                continue
-            refusal = Refusal(judge, reason, judge.measure(scores[index]))
+        open_ = {n: scores[n] for n, rows in enumerate(samples) if rows[0] not in refusals}
+        for index, refusal in _refusals(judge, open_).items():
             first, *others = samples[index]
             if judge.action == FLAG:
                 flags.append((first, refusal))

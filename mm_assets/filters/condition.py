@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import atexit
 import json
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.chain import SampleFilter, ScoreFilter
-from mm_assets.filters.filter import Filter, FilterSettingError, Score, setting
-from mm_assets.filters.measure import Measure
+from mm_assets.filters.filter import Filter, FilterSettingError, S, setting
 from mm_assets.filters.measures import known_measures
-from mm_assets.filters.scores import HEADER_TYPES, TEXT_TYPES, ImageScore, SampleScore
-from mm_assets.model.errors import MmAssetsError
+from mm_assets.filters.scores import ImageScore, SampleScore, Score
+from mm_assets.model.errors import MmAssetsError, nearest
 
 _PARTS: Final = frozenset(
     {
@@ -74,9 +72,7 @@ def columns_of(condition: str, known: Collection[str]) -> tuple[str, ...]:
         if part["class"] == "COLUMN_REF":
             name = ".".join(part["column_names"]).lower()  # as in SQL
             if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(sorted(known))}"
-                raise ConditionError(f"there is no score {name!r}; {hint}")
+                raise ConditionError(f"there is no score {name!r}; {nearest(name, sorted(known))}")
             found.add(name)
     return tuple(sorted(found))
 
@@ -116,12 +112,23 @@ def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _queried(query: str, condition: str, scores: pa.Table) -> list[Any]:
+    with _cursor() as cursor:
+        cursor.register("scores", scores)
+        return list(cursor.execute(query.format(_bracketed(condition))).fetchall())
+
+
+@contextmanager
+def _cursor() -> Iterator[Any]:
+    """A connection to the database, whose errors are one line.
+
+    Raises:
+        ConditionError: for an error of the database.
+    """
     import duckdb
 
     cursor = _database().cursor()
     try:
-        cursor.register("scores", scores)
-        return list(cursor.execute(query.format(_bracketed(condition))).fetchall())
+        yield cursor
     except duckdb.Error as error:
         raise ConditionError(_first_line(str(error))) from error
     finally:
@@ -146,15 +153,8 @@ def _parsed(condition: str) -> Any:
 
 
 def _selected(expression: str) -> Any:
-    import duckdb
-
-    cursor = _database().cursor()
-    try:
+    with _cursor() as cursor:
         ((text,),) = cursor.execute("select json_serialize_sql(?)", [f"select {expression}"]).fetchall()
-    except duckdb.Error as error:
-        raise ConditionError(_first_line(str(error))) from error
-    finally:
-        cursor.close()
     answer = json.loads(text)
     if answer["error"] and answer["error_type"] == "parser":
         raise ConditionError(_first_line(answer["error_message"]))
@@ -202,30 +202,23 @@ def _database() -> Any:
 _REFUSED = "the condition does not hold"
 
 
-class _Valued(Protocol):
-    def value(self, name: str) -> Any: ...
-
-
 @dataclass(frozen=True)
-class Condition(Filter[Score]):
+class Condition(Filter[S]):
     """Refuses that for which the field ``condition`` does not hold."""
 
-    always: ClassVar[Mapping[str, pa.DataType]]
-    """Scores that there are without a measure, with their types."""
+    kind: ClassVar[type[Score]]
+    """What it judges."""
 
     condition = ""
 
     _names: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    @abstractmethod
-    def measures(cls) -> Iterable[Measure]:
-        """Return the measures of the scores that there are beside those."""
-
-    @classmethod
     def types(cls) -> dict[str, pa.DataType]:
         """Return the types of all scores by name."""
-        return {**cls.always, **{measure.name: measure.type for measure in cls.measures()}}
+        known = known_measures()
+        measures = known.images if cls.kind is ImageScore else known.samples
+        return {**cls.kind.always, **{measure.name: measure.type for measure in measures}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,16 +232,16 @@ class Condition(Filter[Score]):
         object.__setattr__(self, "_names", names)
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in self._names if name not in self.always)
+        return tuple(name for name in self._names if name not in self.kind.always)
 
-    def verdict(self, score: Score) -> str | None:
+    def verdict(self, score: S) -> str | None:
         return self.verdicts([score])[0]
 
-    def verdicts(self, scores: Sequence[Score]) -> Sequence[str | None]:
+    def verdicts(self, scores: Sequence[S]) -> Sequence[str | None]:
         if not scores:
             return []
         # A table has as many rows as its columns: one more, for a condition that looks at none.
-        columns = {name: [score.value(name) for score in scores] for name in self._names}  # type: ignore[attr-defined]
+        columns = {name: [score.get(name) for score in scores] for name in self._names}
         table = pa.table({**columns, "": pa.nulls(len(scores))})
         try:
             holds = evaluate(self.condition, table)
@@ -265,7 +258,7 @@ class ImageCondition(Condition[ImageScore], ScoreFilter):
     """Keeps the images for which a condition holds."""
 
     name = "keep_images"
-    always = HEADER_TYPES
+    kind = ImageScore
 
     condition: str = setting(
         "keep_images",
@@ -274,17 +267,13 @@ class ImageCondition(Condition[ImageScore], ScoreFilter):
         "condition for the images that are kept, such as \"width >= 200 and format != 'gif'\"",
     )
 
-    @classmethod
-    def measures(cls) -> Iterable[Measure]:
-        return known_measures().images
-
 
 @dataclass(frozen=True)
 class SampleCondition(Condition[SampleScore], SampleFilter):
     """Keeps the samples for which a condition holds."""
 
     name = "keep_samples"
-    always = TEXT_TYPES
+    kind = SampleScore
 
     condition: str = setting(
         "keep_samples",
@@ -292,7 +281,3 @@ class SampleCondition(Condition[SampleScore], SampleFilter):
         "true",
         'condition for the samples that are kept, such as "words >= 20 and images > 0"',
     )
-
-    @classmethod
-    def measures(cls) -> Iterable[Measure]:
-        return known_measures().samples

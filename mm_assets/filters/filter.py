@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from mm_assets.filters.scores import Score
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.errors import error_line
 
@@ -83,7 +85,7 @@ def _bound(name: str, kind: type, default: float, meaning: str, quantity: str) -
     return setting(name, kind, float(default) if kind is float else default, meaning, quantity)
 
 
-Score = TypeVar("Score")
+S = TypeVar("S", bound=Score)
 
 DROP_ITEM, DROP_SAMPLE, FLAG = "drop_item", "drop_sample", "flag"
 ACTIONS = (DROP_ITEM, DROP_SAMPLE, FLAG)
@@ -94,7 +96,7 @@ The item goes, the whole sample goes, or it stays and the ledger lists it.
 
 
 @dataclass(frozen=True)
-class Filter(ABC, Generic[Score]):
+class Filter(ABC, Generic[S]):
     """Refuses what `verdict` returns a reason for.
 
     A filter is a frozen dataclass whose fields are settings. See `ScoreFilter` and `SampleFilter`.
@@ -118,13 +120,13 @@ class Filter(ABC, Generic[Score]):
     action: str = field(default="", kw_only=True)
 
     @abstractmethod
-    def verdict(self, score: Score) -> str | None:
+    def verdict(self, score: S) -> str | None:
         """Return why something is refused; None to keep it.
 
         The reason is a few words, the same for all that are refused for it.
         """
 
-    def measure(self, score: Score) -> float | None:
+    def measure(self, score: S) -> float | None:
         """Return the number that the verdict is about, for the ledger's column ``score``."""
         return None
 
@@ -178,18 +180,32 @@ class Filter(ABC, Generic[Score]):
                     f"{known.name} of filter {self.name!r} must be 0 or more, not {values[known.name]}"
                 )
 
-    def verdicts(self, scores: Sequence[Score]) -> Sequence[str | None]:
+    def verdicts(self, scores: Sequence[S]) -> Sequence[str | None]:
         """Return the verdicts on many scores.
 
         Raises:
             ValueError: in one line that names filter and module, for an error in `verdict`.
         """
-        try:
+        with self._naming():
             return [self.verdict(score) for score in scores]
+
+    def numbers(self, scores: Sequence[S]) -> Sequence[float | None]:
+        """Return the numbers that the verdicts on many scores are about.
+
+        Raises:
+            ValueError: in one line that names filter and module, for an error in `measure`.
+        """
+        with self._naming():
+            values = [self.measure(score) for score in scores]
+            return [None if value is None else float(value) for value in values]
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
-            raise ValueError(
-                f"filter {self.name!r} of {type(self).__module__}: {error_line(error)}"
-            ) from error
+            line = f"filter {self.name!r} of {type(self).__module__}: {error_line(error)}"
+            raise ValueError(line) from error
 
 
 def _text(value: Any) -> str:
@@ -202,8 +218,8 @@ def _text(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Bounds(Filter[Score]):
-    """Refuses scores below the field ``least`` or above the field ``most``; a filter has either or both.
+class Bounds(Filter[S]):
+    """Refuses by one score: below the field ``least``, above the field ``most``; a filter has either or both.
 
     Something that has no such score does not reach a lower bound. NaN counts as no score.
     """
@@ -211,7 +227,11 @@ class Bounds(Filter[Score]):
     of: ClassVar[str]
     """The score."""
 
-    def verdict(self, score: Score) -> str | None:
+    def measure(self, score: S) -> float | None:
+        value: float | None = score.get(self.of)
+        return value
+
+    def verdict(self, score: S) -> str | None:
         value: Any = self.measure(score)
         settings = self.settings()
         least, most = getattr(self, "least", 0), getattr(self, "most", None)

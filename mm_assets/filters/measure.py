@@ -2,8 +2,8 @@
 
 * `Measure`: a measure fills one column. The column names the measure that filled it, so that another version
   is seen.
-* `ImageMeasure`, `SampleMeasure`: the base classes of measures of images and of samples. What they see of one
-  is its `ImageContent` or `SampleContent`. Pixels are decoded when a measure first asks for them.
+* `ImageMeasure`, `SampleMeasure`: measures of images and of samples. What they see of one is its
+  `ImageContent` or `SampleContent`. Pixels are decoded when a measure first asks for them.
 * `ImageMeasurer`: each image is decoded at most once, for all its measures, and none is kept.
 """
 
@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,20 +31,79 @@ from mm_assets.storage.errors import error_line
 _MEASURE = b"mm_assets:measure"
 
 
-class Measure(Protocol):
-    """What image measures and sample measures have in common."""
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class Measure(ABC, Generic[Content]):
+    """A measurement of one image or sample, stored in a column of its own.
+
+    A measure is a frozen dataclass; its fields, if any, are part of what identifies its values, except those
+    that do not count when measures are compared.
+    """
 
     name: ClassVar[str]
+    """Column of the scores: lower-case letters, digits and underscores."""
+
     type: ClassVar[pa.DataType]
+    """Type of the column."""
+
     version: ClassVar[str]
+    """Another one has everything measured again, by this measure alone."""
+
+    meaning: ClassVar[str]
+    """Description of the column for users, with its unit."""
+
+    library: ClassVar[str] = ""
+    """Module that it needs, beside those of the base install."""
+
+    def configured(self) -> Self:
+        """Return this measure with the settings that it depends on; most depend on none.
+
+        Raises:
+            ValueError: in one line, it cannot be taken with these settings.
+        """
+        return self
+
+    @abstractmethod
+    def measure(self, content: Content, /) -> Any:
+        """Return the value for one image or sample; None where there is none."""
 
 
-M = TypeVar("M", bound=Measure)
+M = TypeVar("M", bound=Measure[Any])
 
 
-def column_of(measure: Measure) -> pa.Field:
+class MeasureFailed(MmAssetsError, ValueError):
+    """A measure raised an error; the message names it and its module."""
+
+
+@contextmanager
+def measuring(measure: Measure[Any], *passed: type[Exception]) -> Iterator[None]:
+    """Name the measure in what its own fault raises, and nothing in errors of the kinds that are ``passed``.
+
+    Raises:
+        MeasureFailed: by the measure's own fault.
+    """
+    try:
+        yield
+    except passed:
+        raise
+    except Exception as error:
+        raise MeasureFailed(
+            f"measure {measure.name!r} of {type(measure).__module__}: {error_line(error)}"
+        ) from error
+
+
+def column_of(measure: Measure[Any]) -> pa.Field:
     """Return the column of a measure, with its version and fields in the metadata."""
-    return pa.field(measure.name, measure.type, metadata={_MEASURE: _identity(measure)})
+    counted = {field.name for field in dataclasses.fields(measure) if field.compare}
+    fields = {name: value for name, value in dataclasses.asdict(measure).items() if name in counted}
+    return _column(measure.name, measure.type, measure.version, fields)
+
+
+def _column(name: str, kind: pa.DataType, version: str, fields: Mapping[str, Any]) -> pa.Field:
+    identity = json.dumps({"version": version, **fields}, sort_keys=True, default=str).encode()
+    return pa.field(name, kind, metadata={_MEASURE: identity})
 
 
 def column_values(values: Sequence[Any], column: pa.Field) -> pa.Array:
@@ -58,20 +118,17 @@ def column_values(values: Sequence[Any], column: pa.Field) -> pa.Array:
         raise ValueError(f"measure {column.name!r}: {error_line(error)}") from error
 
 
-def is_filled_by(column: pa.Field, measure: Measure) -> bool:
-    """Return whether a stored column has the values of this measure, in this version."""
-    metadata = column.metadata or {}
-    return bool(column.type == measure.type and metadata.get(_MEASURE) == _identity(measure))
-
-
 def missing_measures(columns: Iterable[pa.Field], measures: Iterable[M]) -> list[M]:
-    """Return the measures that none of some columns has the values of."""
+    """Return the measures that none of some columns has the values of, in their version."""
     by_name = {column.name: column for column in columns}
-    return [
-        measure
-        for measure in measures
-        if measure.name not in by_name or not is_filled_by(by_name[measure.name], measure)
-    ]
+
+    def is_filled(measure: M) -> bool:
+        asked, stored = column_of(measure), by_name.get(measure.name)
+        if stored is None or stored.type != asked.type:
+            return False
+        return bool((stored.metadata or {}).get(_MEASURE) == asked.metadata[_MEASURE])
+
+    return [measure for measure in measures if not is_filled(measure)]
 
 
 def is_measured(column: pa.Field) -> bool:
@@ -107,14 +164,6 @@ def read_scores(uri: str, base: pa.Schema, digest: str | None = None) -> pa.Tabl
     if digest is not None and digest != digest_of_scores(table):
         raise UnreadableFile(f"{uri}: damaged: its rows are not those that were written")
     return table
-
-
-def _identity(measure: Measure) -> bytes:
-    fields: dict[str, Any] = {}
-    if dataclasses.is_dataclass(measure):
-        counted = {field.name for field in dataclasses.fields(measure) if field.compare}
-        fields = {name: value for name, value in dataclasses.asdict(measure).items() if name in counted}
-    return json.dumps({"version": measure.version, **fields}, sort_keys=True, default=str).encode()
 
 
 T = TypeVar("T")
@@ -257,77 +306,22 @@ class SampleContent:
 
 
 @dataclass(frozen=True)
-class SampleMeasure(ABC):
-    """A measurement of one sample, stored in a column of its own.
-
-    A measure is a frozen dataclass; its fields, if any, are part of what identifies its values.
-    """
-
-    name: ClassVar[str]
-    """Column of the sample scores: lower-case letters, digits and underscores."""
-
-    type: ClassVar[pa.DataType]
-    """Type of the column."""
-
-    version: ClassVar[str]
-    """Another one has all samples measured again, by this measure alone."""
-
-    meaning: ClassVar[str]
-    """Description of the column for users, with its unit."""
-
-    library: ClassVar[str] = ""
-    """Module that it needs, beside those of the base install."""
-
-    @abstractmethod
-    def measure(self, sample: SampleContent) -> Any:
-        """Return the value for one sample; None where there is none."""
+class SampleMeasure(Measure[SampleContent]):
+    """A measurement of one sample: `measure` gets its texts and its number of images."""
 
 
 @dataclass(frozen=True)
-class ImageMeasure(ABC):
-    """A measurement of one image, stored in a column of its own.
+class ImageMeasure(Measure[ImageContent]):
+    """A measurement of one image. Measures that look at pixels share one decoded picture (`ImageContent`).
 
-    A measure is a frozen dataclass; its fields, if any, are part of what identifies its values, except those
-    that do not count when measures are compared. Measures that look at pixels share one decoded picture
-    (`ImageContent`).
+    `measure` may raise `ImageError` where the image cannot be decoded.
     """
-
-    name: ClassVar[str]
-    """Column of the image scores: lower-case letters, digits and underscores."""
-
-    type: ClassVar[pa.DataType]
-    """Type of the column."""
-
-    version: ClassVar[str]
-    """Another one has all images measured again, by this measure alone."""
-
-    meaning: ClassVar[str]
-    """Description of the column for users, with its unit."""
 
     decodes: ClassVar[bool] = True
     """Whether it looks at pixels."""
 
-    library: ClassVar[str] = ""
-    """Module that it needs, beside those of the base install."""
-
     needs_texts: ClassVar[bool] = False
     """Whether it looks at the texts of the sample."""
-
-    def configured(self) -> Self:
-        """Return this measure with the settings that it depends on; most depend on none.
-
-        Raises:
-            ValueError: in one line, it cannot be taken with these settings.
-        """
-        return self
-
-    @abstractmethod
-    def measure(self, image: ImageContent) -> Any:
-        """Return the value for one image; None where there is none.
-
-        Raises:
-            ImageError: the image cannot be decoded.
-        """
 
 
 @dataclass(frozen=True)
@@ -347,12 +341,11 @@ class BatchedMeasure(ImageMeasure):
 DECODE_ERROR: Final = "decode_error"
 """Value of an image that a measure could not decode: the message. Filters by the header alone ignore it."""
 
+DECODE_ERRORS: Final = _column(DECODE_ERROR, pa.string(), "1", {})
+"""Column of these messages, beside those of measures."""
+
 MOST_DECODED_PIXELS: Final = 1 << 25
 """An image of more pixels is not decoded for a measure; how many there may be depends on the format, too."""
-
-
-class MeasureFailed(MmAssetsError, ValueError):
-    """A measure raised an error; the message names it and its module."""
 
 
 class ImageMeasurer:
@@ -371,25 +364,27 @@ class ImageMeasurer:
     def measure(self, image: ImageContent) -> dict[str, Any]:
         """Return the values of one image by measure; those that come later are added to the same dict.
 
-        An image that is too large to be decoded has no values of measures that look at pixels. Nor has one
-        that cannot be decoded, but `DECODE_ERROR`.
+        Values of measures that look at pixels are None for an image that is too large to be decoded, and for
+        one that cannot be decoded, which has `DECODE_ERROR` besides.
 
         Raises:
             MeasureFailed: by the measure's own fault.
         """
         is_large = image.info.width * image.info.height > MOST_DECODED_PIXELS
         taken = [measure for measure in self._measures if not (is_large and measure.decodes)]
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict.fromkeys(measure.name for measure in self._measures)
         kept: list[tuple[BatchedMeasure, Any]] = []
         try:
             for measure in sorted(taken, key=lambda measure: measure.decodes):
-                value = _value(measure, image)
+                # Faults of the image, of the set-up or of the machine are none of the measure's.
+                with measuring(measure, ImageError, ImportError, MemoryError, MmAssetsError):
+                    value = measure.measure(image)
                 if isinstance(measure, BatchedMeasure):
                     kept.append((measure, value))
                 else:
                     values[measure.name] = value
         except ImageError as error:
-            found = {name: value for name, value in values.items() if name in self._without_pixels}
+            found = {name: values[name] if name in self._without_pixels else None for name in values}
             if not isinstance(error, TooMuchMemory):
                 found[DECODE_ERROR] = unreadable_image(error).message
             return found
@@ -409,12 +404,8 @@ class ImageMeasurer:
     def _take(self, measure: BatchedMeasure) -> None:
         waiting = self._waiting[measure.name]
         if waiting:
-            try:
+            with measuring(measure, ImportError, MemoryError, MmAssetsError):
                 taken = measure.measure_all([kept for _, kept in waiting])
-            except (ImportError, MemoryError, MmAssetsError):
-                raise
-            except Exception as error:
-                raise _fault(measure, error) from error
             for (values, _), value in zip(waiting, taken, strict=True):
                 values[measure.name] = value
             waiting.clear()
@@ -423,16 +414,3 @@ class ImageMeasurer:
 def decoding(measures: Iterable[ImageMeasure]) -> bool:
     """Return whether one of some measures looks at pixels."""
     return any(measure.decodes for measure in measures)
-
-
-def _value(measure: ImageMeasure, image: ImageContent) -> Any:
-    try:
-        return measure.measure(image)
-    except (ImageError, ImportError, MemoryError, MmAssetsError):
-        raise  # the image's fault, or that of the set-up or the machine: none of the measure's
-    except Exception as error:
-        raise _fault(measure, error) from error
-
-
-def _fault(measure: ImageMeasure, error: Exception) -> MeasureFailed:
-    return MeasureFailed(f"measure {measure.name!r} of {type(measure).__module__}: {error_line(error)}")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,13 +27,14 @@ from mm_assets.filters.measure import (
     SMALL_SIDE,
     ImageContent,
     ImageMeasure,
+    Measure,
     SampleContent,
     SampleMeasure,
     scaled_down,
 )
-from mm_assets.filters.scores import HEADER_SCORES, SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA, TEXT_SCORES
+from mm_assets.filters.scores import HEADER_TYPES, SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA, TEXT_TYPES
 from mm_assets.formats.images.pixels import Pixels
-from mm_assets.model.errors import require
+from mm_assets.model.errors import nearest, require
 from mm_assets.plugins import listed, load_plugins, plugin_fault
 
 if TYPE_CHECKING:
@@ -312,8 +312,6 @@ class RepeatedLines(SampleMeasure):
 WORDS = 5
 """Words of an n-gram."""
 
-"""Characters from the beginning of the texts that are looked at, a bound on memory."""
-
 
 @dataclass(frozen=True)
 class Repetition(SampleMeasure):
@@ -413,7 +411,7 @@ IMAGE_MEASURES: tuple[ImageMeasure, ...] = (
 """Measures in the order of their columns."""
 
 
-_TAKEN = {*HEADER_SCORES, *TEXT_SCORES, *SCORES_SCHEMA.names, *SAMPLE_SCORES_SCHEMA.names, DECODE_ERROR}
+_TAKEN = {*HEADER_TYPES, *TEXT_TYPES, *SCORES_SCHEMA.names, *SAMPLE_SCORES_SCHEMA.names, DECODE_ERROR}
 
 
 @dataclass(frozen=True)
@@ -461,18 +459,14 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
     """
     known, wanted = known_measures(), set(names)
     for name in sorted(wanted.difference(known.names)):
-        near = get_close_matches(name, known.names, n=1)
-        hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known.names)}"
-        if name in _TAKEN:
-            hint = "it is there in any case: leave it out"
+        hint = "it is there in any case: leave it out" if name in _TAKEN else nearest(name, known.names)
         raise FilterSettingError("scores", f"there is no score {name!r} to be measured; {hint}")
     selected = MeasureSelection(
         tuple(measure.configured() for measure in known.images if measure.name in wanted),
-        tuple(measure for measure in known.samples if measure.name in wanted),
+        tuple(measure.configured() for measure in known.samples if measure.name in wanted),
     )
-    libraries = [measure.library for measure in selected.images]
-    libraries += [measure.library for measure in selected.samples]
-    require(*filter(None, libraries))
+    asked: list[Measure[Any]] = [*selected.images, *selected.samples]
+    require(*(measure.library for measure in asked if measure.library))
     return selected
 
 

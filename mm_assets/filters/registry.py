@@ -14,7 +14,6 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Final
 
@@ -31,15 +30,12 @@ from mm_assets.filters.filter import (
 )
 from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
+from mm_assets.model.errors import nearest
 from mm_assets.plugins import listed, plugin_fault
 
 
-@dataclass(frozen=True)
 class ImageBounds(Bounds[ImageScore], ScoreFilter):
-    """Refuses images whose score ``of`` is below ``least`` or above ``most``, if these are fields."""
-
-    def measure(self, score: ImageScore) -> float | None:
-        return score.value(self.of)
+    """Refuses images by the bounds of one score."""
 
 
 @dataclass(frozen=True)
@@ -148,24 +144,21 @@ class LanguageFilter(SampleFilter):
         object.__setattr__(self, "languages", tuple(code.lower() for code in self.languages))
         for code in self.languages:
             if code not in LANGUAGES:
-                near = get_close_matches(code[:2], LANGUAGES, n=1, cutoff=0.5)
-                hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(LANGUAGES)}"
-                raise FilterSettingError(
-                    "languages", f"{code!r} is no ISO 639-1 code of a language that is told apart; {hint}"
-                )
+                reason = f"{code!r} is no ISO 639-1 code of a language that is told apart"
+                raise FilterSettingError("languages", f"{reason}; {nearest(code[:2], LANGUAGES, 0.5)}")
         if self.least > 1:
             raise ValueError(f"min_language_probability is at most 1, not {self.least:g}")
 
     def verdict(self, score: SampleScore) -> str | None:
-        language = score.value(_LANGUAGE)
+        language = score.get(_LANGUAGE)
         if language is None:
             return "of no language that could be told"
         if self.languages and language not in self.languages:
             return "of another language"
-        return None if score.value(_PROBABILITY) >= self.least else "less than min_language_probability"
+        return None if score.get(_PROBABILITY) >= self.least else "less than min_language_probability"
 
     def measure(self, score: SampleScore) -> float | None:
-        return score.value(_PROBABILITY)
+        return score.get(_PROBABILITY)
 
 
 @dataclass(frozen=True)
@@ -208,12 +201,8 @@ class ImageSizeFilter(ScoreFilter):
         return min(score.width, score.height)
 
 
-@dataclass(frozen=True)
 class SampleBounds(Bounds[SampleScore], SampleFilter):
-    """Refuses samples whose score ``of`` is below ``least`` or above ``most``, if these are fields."""
-
-    def measure(self, score: SampleScore) -> float | None:
-        return score.value(self.of)
+    """Refuses samples by the bounds of one score."""
 
 
 @dataclass(frozen=True)
@@ -373,9 +362,7 @@ def _actions(filters: Sequence[type[Filter[Any]]], texts: Iterable[str]) -> dict
     for text in texts:
         name, _, action = (part.strip() for part in text.partition("="))
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known)}"
-            raise _action_fault(text, f"there is no filter {name!r}; {hint}")
+            raise _action_fault(text, f"there is no filter {name!r}; {nearest(name, known)}")
         if name in actions:
             raise _action_fault(text, f"{name} has one already: {actions[name]}")
         if action not in known[name].actions:

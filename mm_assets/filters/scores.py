@@ -22,6 +22,7 @@ import xxhash
 
 from mm_assets.filters.measure import (
     DECODE_ERROR,
+    DECODE_ERRORS,
     ImageContent,
     ImageMeasure,
     ImageMeasurer,
@@ -33,14 +34,14 @@ from mm_assets.filters.measure import (
     column_values,
     decoding,
     is_measured,
+    measuring,
     missing_measures,
     read_scores,
     with_columns,
 )
 from mm_assets.formats.images.headers import ImageInfo, probe
-from mm_assets.model.errors import DataError, ImageError, unreadable_image
+from mm_assets.model.errors import DataError, ImageError, MmAssetsError, unreadable_image
 from mm_assets.model.nested_types import binary_views
-from mm_assets.storage.errors import error_line
 
 MAX_PIXELS = 178_956_970
 """Pillow's own limit for opening an image: twice its `Image.MAX_IMAGE_PIXELS`."""
@@ -56,17 +57,46 @@ HEADER_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
 )
 """Scores that every image has, from its header, with their types."""
 
-HEADER_SCORES = tuple(HEADER_TYPES)
-
 _LARGE: Final = 32 << 20
 """Bytes of an image before whose measuring Arrow gives back what it keeps: reading it has left as much."""
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
+class UnknownScore(MmAssetsError, ValueError):
+    """A filter asks for a score that there is not; the message names those that there are."""
+
+
+class Score:
+    """The measurements of one image or sample; ``values`` has those of measures, by name."""
+
+    __slots__ = ()
+
+    always: ClassVar[Mapping[str, pa.DataType]]
+    """Scores that there are without a measure, with their types."""
+
+    values: Mapping[str, Any]
+
+    def value(self, name: str) -> Any:
+        """Return a score by name: one of `always`, or that of a measure; None where it has none.
+
+        Raises:
+            UnknownScore: there is none of this name.
+        """
+        if name not in self.always and name not in self.values:
+            known = ", ".join((*self.always, *(known for known in self.values if known != DECODE_ERROR)))
+            hint = "that of a measure is there if the filter's `scores` name it"
+            raise UnknownScore(f"there is no score {name!r}, only {known}; {hint}")
+        return self.get(name)
+
+    def get(self, name: str) -> Any:
+        """Return a score by name; None also where there is none of this name."""
+        return getattr(self, name) if name in self.always else self.values.get(name)
+
+
 Place = TypeVar("Place")
-S = TypeVar("S")
-M = TypeVar("M", bound=Measure)
+S = TypeVar("S", bound=Score)
+M = TypeVar("M", bound=Measure[Any])
 
 
 class StoredScores(ABC, Generic[Place, S, M]):
@@ -76,19 +106,48 @@ class StoredScores(ABC, Generic[Place, S, M]):
         measured: the columns of measures.
     """
 
+    asset: ClassVar[str]
+    """Asset that has them."""
+
     columns: ClassVar[pa.Schema]
     """Columns that each table of such scores has. One follows for each measure."""
 
-    beside_measures: ClassVar[tuple[Measure, ...]] = ()
-    """What fills further columns, where there is any measure."""
+    beside_measures: ClassVar[tuple[pa.Field, ...]] = ()
+    """Further columns, where there is any measure."""
 
     def __init__(self, table: pa.Table) -> None:
         self.measured = [column for column in table.schema if is_measured(column)]
-        self._scores = dict(self._rows(table))
+        values = {column.name: self._values(table.column(column.name)) for column in self.measured}
+        rows = enumerate(table.select(self.columns.names).to_pylist())
+        self._scores = dict(
+            self._scored(row, {name: column[number] for name, column in values.items()})
+            for number, row in rows
+        )
+
+    @staticmethod
+    def _values(column: pa.ChunkedArray) -> list[Any]:
+        """Return the values of a measure."""
+        return list(column.to_pylist())
 
     @abstractmethod
-    def _rows(self, table: pa.Table) -> Iterator[tuple[Place, S]]:
-        """Yield place and score of each row."""
+    def _scored(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Place, S]:
+        """Return place and score of a row.
+
+        Args:
+            row: what is known without a measure.
+        """
+
+    def _known(self, place: Place, words: str) -> S:
+        """Return the score of a place, whose name for users is ``words``.
+
+        Raises:
+            ValueError: for one that was never scored: table and scores do not belong together.
+        """
+        score = self._scores.get(place)
+        if score is None:
+            one = self.asset.replace("_", " ").removesuffix("s")
+            raise ValueError(f"{words}: no {one}; materialize {self.asset} again")
+        return score
 
     @classmethod
     def read(cls, uri: str, digest: str | None = None) -> Self:
@@ -101,7 +160,7 @@ class StoredScores(ABC, Generic[Place, S, M]):
         columns = {column.name: column for column in (known.measured if known is not None else ())}
         columns |= {measure.name: column_of(measure) for measure in measures}
         if columns:
-            columns |= {each.name: column_of(each) for each in cls.beside_measures}
+            columns |= {column.name: column for column in cls.beside_measures}
         return with_columns(cls.columns, columns.values())
 
     def missing(self, measures: Sequence[M]) -> list[M]:
@@ -113,13 +172,20 @@ class StoredScores(ABC, Generic[Place, S, M]):
         return iter(self._scores.items())
 
 
+def _table(schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+    return pa.Table.from_arrays(
+        [column_values(columns[column.name], column) for column in schema], schema=schema
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class ImageScore:
+class ImageScore(Score):
     """The measurements of one image, or the error.
 
     ``width`` and ``height`` are in pixels as displayed (EXIF orientation applied), ``byte_size`` in bytes.
-    ``values`` has those of measures, by name.
     """
+
+    always = HEADER_TYPES
 
     width: int = 0
     height: int = 0
@@ -140,10 +206,6 @@ class ImageScore:
     def error_for(self, measures: Iterable[ImageMeasure]) -> str | None:
         """Return why these measures cannot judge the image: it must be decoded for them, and cannot."""
         return self.error or (self.values.get(DECODE_ERROR) if decoding(measures) else None)
-
-    def value(self, name: str) -> Any:
-        """Return a score by name: one of `HEADER_SCORES`, or that of a measure; None where it has none."""
-        return getattr(self, name) if name in HEADER_SCORES else self.values.get(name)
 
 
 def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]:
@@ -252,12 +314,12 @@ TEXT_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
 )
 """Scores that every sample has without a measure, with their types."""
 
-TEXT_SCORES = tuple(TEXT_TYPES)
-
 
 @dataclass(frozen=True, slots=True)
-class SampleScore:
-    """The measurements of one sample; ``values`` are those of measures, by name."""
+class SampleScore(Score):
+    """The measurements of one sample."""
+
+    always = TEXT_TYPES
 
     images: int = 0
     texts: int = 0
@@ -269,10 +331,6 @@ class SampleScore:
     def images_per_word(self) -> float:
         """Images divided by words; a sample without words counts as one with one."""
         return self.images / max(self.words, 1)
-
-    def value(self, name: str) -> Any:
-        """Return a score by name: one of `TEXT_SCORES`, or that of a measure; None where it has none."""
-        return getattr(self, name) if name in TEXT_SCORES else self.values.get(name)
 
 
 def score_samples(
@@ -317,21 +375,17 @@ def score_samples(
             else _measured(by_name.get(name), name, sample_id, content)
             for sample_id, content in samples.items()
         ]
-    return pa.Table.from_arrays(
-        [column_values(columns[column.name], column) for column in schema], schema=schema
-    )
+    return _table(schema, columns)
 
 
 def _measured(measure: SampleMeasure | None, name: str, sample_id: str, content: SampleContent) -> Any:
     if measure is None:
         raise ValueError(f"sample {sample_id!r}: the known {name} is that of another content")
     try:
-        return measure.measure(content)
-    except ImportError:
-        raise  # a library is missing: no fault of the sample
-    except Exception as error:
-        named = f"measure {name!r} of {type(measure).__module__}"
-        raise ValueError(f"sample {sample_id!r}: {named}: {error_line(error)}") from error
+        with measuring(measure, ImportError):  # a library is missing: no fault of the sample
+            return measure.measure(content)
+    except MeasureFailed as error:
+        raise ValueError(f"sample {sample_id!r}: {error}") from error
 
 
 def text_digest(texts: Sequence[str]) -> str | None:
@@ -381,16 +435,12 @@ def _texts(table: pa.Table, ids: Sequence[str]) -> list[str | None]:
 class SampleScores(StoredScores[str, SampleScore, SampleMeasure]):
     """The scores of the samples of one shard, by sample id."""
 
+    asset = "sample_scores"
     columns = SAMPLE_SCORES_SCHEMA
 
-    def _rows(self, table: pa.Table) -> Iterator[tuple[str, SampleScore]]:
-        names = [column.name for column in self.measured]
-        for row in table.to_pylist():
-            values = {name: row[name] for name in names}
-            yield (
-                row["sample_id"],
-                SampleScore(row["images"], row["texts"], row["words"], row["text_digest"], values),
-            )
+    def _scored(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, SampleScore]:
+        score = SampleScore(row["images"], row["texts"], row["words"], row["text_digest"], values)
+        return row["sample_id"], score
 
     def get(self, sample_id: str) -> SampleScore | None:
         """Return the score of one sample; None for one that was never scored."""
@@ -402,10 +452,7 @@ class SampleScores(StoredScores[str, SampleScore, SampleMeasure]):
         Raises:
             ValueError: for one that was never scored: table and scores do not belong together.
         """
-        score = self._scores.get(sample_id)
-        if score is None:
-            raise ValueError(f"sample {sample_id!r}: no sample score; materialize sample_scores again")
-        return score
+        return self._known(sample_id, f"sample {sample_id!r}")
 
 
 SCORES_SCHEMA = pa.schema(
@@ -421,14 +468,6 @@ SCORES_SCHEMA = pa.schema(
     ]
 )
 """Columns that all image scores have. One follows for each measure."""
-
-
-class _DecodeError:
-    """What fills the column beside those of measures."""
-
-    name: ClassVar[str] = DECODE_ERROR
-    type: ClassVar[pa.DataType] = pa.string()
-    version: ClassVar[str] = "1"
 
 
 def score_table(
@@ -473,9 +512,7 @@ def score_table(
         "error": [s.error for s in scores],
         **{name: [s.values.get(name) for s in scores] for name in measured},
     }
-    return pa.Table.from_arrays(
-        [column_values(values[column.name], column) for column in schema], schema=schema
-    )
+    return _table(schema, values)
 
 
 def _merged(old: ImageScore, new: ImageScore) -> ImageScore:
@@ -490,24 +527,30 @@ def _merged(old: ImageScore, new: ImageScore) -> ImageScore:
 class ImageScores(StoredScores[tuple[str, int], ImageScore, ImageMeasure]):
     """The scores of the images of one shard, by sample id and position."""
 
+    asset = "image_scores"
     columns = SCORES_SCHEMA
-    beside_measures = (_DecodeError(),)
+    beside_measures = (DECODE_ERRORS,)
 
-    def _rows(self, table: pa.Table) -> Iterator[tuple[tuple[str, int], ImageScore]]:
-        values = {column.name: _values(table.column(column.name)) for column in self.measured}
-        for row, r in enumerate(table.select(SCORES_SCHEMA.names).to_pylist()):
-            yield (
-                (r["sample_id"], r["position"]),
-                ImageScore(
-                    r["width"] or 0,
-                    r["height"] or 0,
-                    r["format"],
-                    r["orientation"] or 1,
-                    r["byte_size"],
-                    r["error"],
-                    {name: column[row] for name, column in values.items()},
-                ),
-            )
+    @staticmethod
+    def _values(column: pa.ChunkedArray) -> list[Any]:
+        """Return the values of a measure; lists stay Arrow's: Python's take ten times the memory."""
+        if pa.types.is_nested(column.type):
+            return [value if value.is_valid else None for value in column]
+        return list(column.to_pylist())
+
+    def _scored(
+        self, row: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> tuple[tuple[str, int], ImageScore]:
+        score = ImageScore(
+            row["width"] or 0,
+            row["height"] or 0,
+            row["format"],
+            row["orientation"] or 1,
+            row["byte_size"],
+            row["error"],
+            values,
+        )
+        return (row["sample_id"], row["position"]), score
 
     def get(self, sample_id: str, position: int) -> ImageScore | None:
         """Return the score of one image; None for one that was never scored."""
@@ -521,20 +564,5 @@ class ImageScores(StoredScores[tuple[str, int], ImageScore, ImageMeasure]):
         """
         ids = table.column("sample_id").take(pa.array(rows, pa.int64())).to_pylist()
         positions = table.column("position").take(pa.array(rows, pa.int64())).to_pylist()
-        scores = []
-        for place in zip(ids, positions, strict=True):
-            score = self._scores.get(place)
-            if score is None:
-                raise ValueError(
-                    f"sample {place[0]!r}, position {place[1]}: no image score; "
-                    "materialize image_scores again"
-                )
-            scores.append(score)
-        return scores
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a measure; lists stay Arrow's: Python's take ten times the memory."""
-    if pa.types.is_nested(column.type):
-        return [value if value.is_valid else None for value in column]
-    return column.to_pylist()
+        places = zip(ids, positions, strict=True)
+        return [self._known(place, f"sample {place[0]!r}, position {place[1]}") for place in places]

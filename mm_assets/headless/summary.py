@@ -18,17 +18,20 @@ import dagster as dg
 from mm_assets.accounting.record import BY_ASSET, CURATED, OUTPUTS, ShardRecord
 from mm_assets.formats.names import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines, untaken_lines
+from mm_assets.graph.checks import EMPTY
 from mm_assets.graph.dagster_internals import URI, failing_shards
 from mm_assets.graph.io_manager import LANDED
 from mm_assets.graph.planned_jobs import materialization, parse_failure, recorded_result
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
-from mm_assets.graph.raw import COLUMNS, CONTENT_TAKEN
+from mm_assets.graph.raw import COLUMNS, CONTENT_TAKEN, GATE_CHECKS, RAW_SHARDS
 from mm_assets.graph.shard_work import LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.model.errors import counted
 from mm_assets.storage.errors import error_line
 
 _LONGEST = 300  # limit of characters of a check's summary, and of a step's error
 _OF_SYSTEM = re.compile(r"\[Errno (\d+)\] (.*?): '(.+)'")
+_OF_RAW = f"{RAW_SHARDS.to_user_string()}."
+_QUARANTINE_EMPTY = f"quarantine.{EMPTY}"
 # Errors of downstream assets for a shard that has failed before.
 _CONSEQUENCES = ("input missing: ", "failed in this run")
 
@@ -42,19 +45,29 @@ class _Shard:
     """
 
     causes: dict[str, str] = field(default_factory=dict)
-    checks: list[tuple[str, str]] = field(default_factory=list)
+    checks: dict[str, str] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
 
     @property
     def has_failed(self) -> bool:
         return bool(self.causes or self.absent)
 
+    def note(self, check: str, metadata: Mapping[str, Any]) -> None:
+        """Note what a check found that did not pass."""
+        words = str(metadata.get("summary") or "did not pass")
+        if check == _QUARANTINE_EMPTY:  # the name says what should be, and here it is not
+            words = f"not empty: {words}"
+        if damage := metadata.get("damage_first"):
+            words += f"; damage: {damage[0]['message']}"
+        self.checks[check] = words
+
     def line(self, key: str) -> str:
         parts = [f"{asset}: {cause}" for asset, cause in self.causes.items()]
         if self.absent and not parts:
             parts = [f"{self.absent[0]}: did not land"]
         known = " ".join(self.causes.values())
-        parts += [f"{check}: {summary[:_LONGEST]}" for check, summary in self.checks if summary not in known]
+        raw_first = sorted(self.checks.items(), key=lambda check: not check[0].startswith(_OF_RAW))
+        parts += [f"{check}: {summary[:_LONGEST]}" for check, summary in raw_first if summary not in known]
         return (
             f"shard {key!r} of {'; '.join(parts)}"
             if self.has_failed
@@ -62,25 +75,41 @@ class _Shard:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Problems:
     """What went wrong in a run.
 
     Args:
-        lines: on failed shards, on shards with failed checks, and on steps that failed as a whole.
-        shards: those that have a line.
-        failed: for each failed shard the first asset that it failed in. The log of the run tells; the check
-            `landed` sees what another run may have made since.
+        shards: those that failed, or failed a check.
+        steps: a line for each step that failed as a whole.
     """
 
-    lines: list[str]
-    shards: frozenset[str]
-    failed: dict[str, str]
+    shards: dict[str, _Shard] = field(default_factory=lambda: defaultdict(_Shard))
+    steps: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines on failed shards, then on shards with failed checks, then on steps."""
+        ordered = sorted(self.shards, key=lambda key: (not self.shards[key].has_failed, key))
+        return [*(self.shards[key].line(key) for key in ordered), *self.steps]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """For each failed shard the first asset that it failed in.
+
+        The log of the run tells; the check `landed` sees what another run may have made since.
+        """
+        return {
+            key: next(iter([*shard.causes, *shard.absent]))
+            for key, shard in self.shards.items()
+            if shard.has_failed
+        }
 
 
 def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> Problems:
     """Return what went wrong in a run."""
-    shards: dict[str, _Shard] = defaultdict(_Shard)
+    problems = Problems()
+    shards = problems.shards
     entries = [record.event_log_entry for record in instance.get_records_for_run(result.run_id).records]
     for entry in entries:
         failure = parse_failure(entry.user_message) if int(entry.level) >= logging.ERROR else None
@@ -94,41 +123,32 @@ def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     for evaluation in result.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.check_name != CONTENT_TAKEN:  # has a line on all shards
             _note(evaluation, shards)
-    failed = {
-        key: next(iter([*shard.causes, *shard.absent])) for key, shard in shards.items() if shard.has_failed
-    }
-    ordered = sorted(shards, key=lambda key: (key not in failed, key))
-    lines = [*(shards[key].line(key) for key in ordered), *_failed_steps(entries)]
-    return Problems(lines, frozenset(shards), failed)
+    problems.steps += _failed_steps(entries)
+    return problems
 
 
 def recorded_problems(records: Mapping[str, Mapping[str, ShardRecord]]) -> Problems:
     """Return the failed checks of shards that need no run, from their records by asset and partition."""
-    shards: dict[str, _Shard] = defaultdict(_Shard)
+    problems = Problems()
     for asset, by_key in records.items():
         for key, record in by_key.items():
             for check in recorded_result(record).checks:
                 if not check.passed:
-                    shards[key].checks.append(
-                        (f"{asset}.{check.name}", str(check.metadata.get("summary") or "did not pass"))
-                    )
-    return Problems([shards[key].line(key) for key in sorted(shards)], frozenset(shards), {})
+                    problems.shards[key].note(f"{asset}.{check.name}", check.metadata)
+    return problems
 
 
 def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> None:
     asset = evaluation.asset_key.to_user_string()
     if evaluation.check_name == LANDED:
-        for key in _value(evaluation, "shards") or ():
+        for key in _plain(evaluation.metadata).get("shards") or ():
             shards[str(key)].absent.append(asset)
     elif evaluation.partition is not None:  # evaluations over all shards repeat those of single shards
-        name = f"{asset}.{evaluation.check_name}"
-        shards[evaluation.partition].checks.append(
-            (name, str(_value(evaluation, "summary") or "did not pass"))
-        )
+        shards[evaluation.partition].note(f"{asset}.{evaluation.check_name}", _plain(evaluation.metadata))
 
 
-def _value(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
-    return getattr(evaluation.metadata.get(name), "value", None)
+def _plain(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
+    return {name: value.value for name, value in metadata.items()}
 
 
 def _failed_steps(entries: Iterable[dg.EventLogEntry]) -> list[str]:
@@ -208,8 +228,7 @@ class RunSummary:
     def __init__(self, keys: Mapping[str, Collection[str]], max_loss: float = 1) -> None:
         self._expected = {each.asset: set(keys[each.asset]) for each in OUTPUTS if each.asset in keys}
         self._keys = list(dict.fromkeys(key for asset in self._expected for key in keys[asset]))
-        self._problems: list[str] = []
-        self._told: set[str] = set()  # shards that have a line there
+        self._problems: list[Problems] = []
         self._lines: dict[str, _Line] = defaultdict(_Line)
         self._proofs: dict[tuple[str, str], bool] = {}
         self._failed: dict[str, str] = {}
@@ -239,8 +258,7 @@ class RunSummary:
         """Take a run into account."""
         self.has_succeeded &= result.success
         problems = find_problems(instance, result)
-        self._problems += problems.lines
-        self._told |= problems.shards
+        self._problems.append(problems)
         for key, asset in problems.failed.items():
             self._failed.setdefault(key, asset)
         for event in result.get_asset_materialization_events():
@@ -262,9 +280,7 @@ class RunSummary:
 
     def add_unchanged(self, records: Mapping[str, Mapping[str, ShardRecord]]) -> None:
         """Take proven shards into account that need no run, by their records per asset and partition."""
-        problems = recorded_problems(records)
-        self._problems += problems.lines
-        self._told |= problems.shards
+        self._problems.append(recorded_problems(records))
         for asset, by_key in records.items():
             for key, record in by_key.items():
                 result = recorded_result(record)
@@ -273,11 +289,24 @@ class RunSummary:
                 self._failed_checks += sum(not check.passed for check in result.checks)
 
     def add_standing(self, instance: dg.DagsterInstance) -> None:
-        """Take into account what the gate found in unchanged shards when they were made: texts not taken."""
-        check = dg.AssetCheckKey(dg.AssetKey(["raw_shards"]), CONTENT_TAKEN)
-        for key, evaluation in failing_shards(instance, check, _MOST_FAILURES).items():
-            if key in self._keys:
-                self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
+        """Take into account what the gate found in unchanged shards when they were made."""
+        known = {
+            (key, told)
+            for each in self._problems
+            for key, shard in each.shards.items()
+            for told in shard.checks
+        }
+        standing = self._problems[-1]
+        for name in GATE_CHECKS:
+            check = dg.AssetCheckKey(RAW_SHARDS, name)
+            for key, evaluation in failing_shards(instance, check, _MOST_FAILURES).items():
+                if key not in self._keys:
+                    continue
+                if name == CONTENT_TAKEN:
+                    self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
+                elif (key, told := f"{_OF_RAW}{name}") not in known:
+                    self._failed_checks += 1
+                    standing.shards[key].note(told, _plain(evaluation.metadata))
 
     def _expect(self, key: str, asset: str) -> None:
         if all(key not in expected for expected in self._expected.values()):
@@ -286,13 +315,13 @@ class RunSummary:
 
     def _add_shard(self, materialization: dg.AssetMaterialization) -> None:
         line = self._lines[materialization.asset_key.to_user_string()]
-        values = {name: value.value for name, value in materialization.metadata.items()}
+        values = _plain(materialization.metadata)
         line.partitions += 1
         line.unchanged += bool(values.get("unchanged"))
         line.samples += _number(values, "samples")
         line.images += _number(values, "images")
         line.filtered += _total(values, "filtered")
-        line.quarantined += _total(values, "quarantined")
+        line.quarantined += _total(values, "quarantined") + _number(values, "records")
         line.bytes += _number(values, "bytes")
         if uri := values.get(URI):
             line.places.add(_folder(str(uri)))
@@ -315,10 +344,10 @@ class RunSummary:
         Args:
             locations: where the raw shards are.
         """
-        for problem in self._problems:
-            print(problem)
+        self._print_problems()
+        told = {key for problems in self._problems for key in problems.shards}
         for key, loss in sorted(self._losses.items()):
-            if key not in self._told:
+            if key not in told:
                 print(f"shard {key!r}: {loss}")
         of = self._lines[CURATED.asset].partitions if self._of_nothing else 0
         left_out = self._left_out.values()
@@ -348,8 +377,7 @@ class RunSummary:
 
     def print_proof(self) -> None:
         """Print what is wrong, a table, and of how many shards every item was found."""
-        for problem in self._problems:
-            print(problem)
+        self._print_problems()
         rows: list[tuple[str, ...]] = [_PROOF_HEADER]
         for asset, keys in self._expected.items():
             found = [self._proofs.get((key, asset)) for key in keys]
@@ -357,6 +385,11 @@ class RunSummary:
             rows.append((asset, *map(str, counts), BY_ASSET[asset].folder))
         _print_table(rows)
         print(self._proof_line())
+
+    def _print_problems(self) -> None:
+        for problems in self._problems:
+            for line in problems.lines:
+                print(line)
 
     def _proof_line(self) -> str:
         unproven = self._unproven()

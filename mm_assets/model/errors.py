@@ -4,7 +4,7 @@
   `DecompressionBomb` and `LosslessSplitError` are those of image files.
 * Faults: the classes of faults as quarantine records name them, and `Fault`: what is wrong with one item.
 * Warnings: attributed to the user's own line of code, and printed as one line each.
-* Numbers of things in words, such as ``1 shard`` and ``2 shards``.
+* Numbers of things in words, such as ``1 shard`` and ``2 shards``, and the `nearest` of some names.
 * Optional libraries, and the extra of this package that installs each. No other module knows them. Code
   imports such a library where it uses it, without a check: an import that fails is explained where errors
   become lines (`error_line`).
@@ -16,9 +16,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,6 +105,13 @@ def counted(number: int, one: str, many: str | None = None) -> str:
         many: those after any other number; None: ``one`` with an s.
     """
     return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return a hint for a name that there is not: the nearest one that there is, else all of them."""
+    known = list(known)
+    near = get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"the nearest is {near[0]}" if near else f"there are {', '.join(known)}"
 
 
 def first_and_more(names: Sequence[object]) -> str:

@@ -1,4 +1,4 @@
-"""Ray cluster as a pool of tasks, with the promises of `mm_assets.pool.workers.WorkerPool`.
+"""Ray cluster as a pool of tasks, a `mm_assets.pool.workers.JobPool`.
 
 * `RayPool` runs the jobs of a run as tasks.
 * All pools of a process share its one connection to a cluster (`connect`). The package itself travels with
@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
@@ -34,6 +34,7 @@ from mm_assets.pool.worker_process import (
     failure_of,
     took_too_long,
 )
+from mm_assets.pool.workers import JobPool
 from mm_assets.settings import ray_host_and_port
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.stores import stores, use_stores
@@ -210,10 +211,11 @@ class _Task:
         return f"{self.number} {self.worker_deaths + self.node_deaths}"
 
 
-class RayPool:
+class RayPool(JobPool):
     """Pool of the tasks of a run, connected to its cluster with the first job.
 
-    Use as a context manager, or call `close`. Not for several threads at once: one `map` at a time.
+    A task whose node dies is done again. One that kills its worker three times is a `WorkerFailure`. `map`
+    raises `RayClusterError` where there is no such cluster, or its nodes do not share a local folder.
 
     Args:
         address: ``auto``, ``host:port`` or ``ray://host:port``.
@@ -242,50 +244,20 @@ class RayPool:
         self._asked_at = 0.0  # when the cluster was last asked for its state
         self._told: set[str] = set()
         self._numbers = itertools.count()
-        self._mapping = False
-
-    def __enter__(self) -> "RayPool":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        self._tasks: set[_Task] = set()
 
     def close(self) -> None:
-        """Leave the cluster."""
+        tasks, self._tasks = self._tasks, set()
+        self._cancel(tasks)
         if self._shared is not None:
             shared, self._shared, self._starts = self._shared, None, None
             shared.close()
             disconnect()
 
-    def map(
-        self, fn: Callable[[J], R], jobs: Iterable[J]
-    ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
-        """Run `fn(job)` for every job on the cluster, as `WorkerPool.map` does in processes.
-
-        A task whose node dies is done again. One that kills its worker three times is a `WorkerFailure`.
-
-        Raises:
-            RayClusterError: there is no such cluster, or its nodes do not share a local folder.
-            RuntimeError: another `map` is running.
-        """
-        if self._mapping:
-            raise RuntimeError("this pool is in the middle of another map()")
-        self._mapping = True
-        tasks: set[_Task] = set()
-        try:
-            if self._shared is None:
-                self._connect()
-            yield from self._run(fn, iter(jobs), tasks)
-        except BaseException:
-            self._cancel(tasks)
-            self.close()
-            raise
-        finally:
-            self._mapping = False
-
-    def _run(
-        self, fn: Callable[[J], R], jobs: Iterator[J], tasks: set[_Task]
-    ) -> Iterator[tuple[J, R | WorkerFailure]]:
+    def _run(self, fn: Callable[[J], R], jobs: Iterator[J]) -> Iterator[tuple[J, R | WorkerFailure]]:
+        if self._shared is None:
+            self._connect()
+        tasks = self._tasks
         finished: SimpleQueue[_Task] = SimpleQueue()
         while True:
             most = self._processes or _AHEAD * self._cores

@@ -19,6 +19,7 @@ import re
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
@@ -26,7 +27,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from mm_assets.model.errors import MmAssetsError, warning_line, write_line
 from mm_assets.pool.worker_process import (
@@ -92,61 +93,32 @@ class WorkerStartError(MmAssetsError, ChildProcessError):
     """No worker process gets as far as its first job (a failing import, no memory); no job is to blame."""
 
 
-class WorkerPool:
-    """Pool of worker processes, started when there is work and kept between `map` calls.
+class JobPool(ABC):
+    """Pool that runs jobs, in other processes or on other machines.
 
     Use as a context manager, or call `close`. Not for several threads at once: one `map` at a time.
-
-    Args:
-        processes: number of workers; 0: one per core.
-        may_fork: whether workers may be forked, which is quicker; they inherit what this process has opened.
-        time_limit: seconds after which a job's worker is killed, as if it had died; None: no limit.
-
-    Raises:
-        ValueError: ``processes`` is negative.
     """
 
-    def __init__(self, processes: int = 0, may_fork: bool = False, time_limit: float | None = None) -> None:
-        if processes < 0:
-            raise ValueError(f"processes must be 0 (all cores) or more, not {processes}")
-        self.processes = processes or available_cores()
-        self._workers: list[Worker] = []
-        self._may_fork = may_fork
-        self._time_limit = time_limit
-        self._mapping = False
-        self._told: set[str] = set()  # warnings of workers
-        self._folder: TemporaryFolder | None = None
+    _mapping = False
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def pids(self) -> list[int]:
-        """Return the process ids of running workers."""
-        return [w.process.pid for w in self._workers if w.process.pid is not None]
-
+    @abstractmethod
     def close(self) -> None:
-        """End all workers at once; running work is lost. The next `map` starts new ones."""
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.join(timeout=_STUCK_SECONDS)
-            worker.close()
-        if self._folder is not None:
-            self._folder.remove()
-            self._folder = None
+        """End all work at once; what is running is lost. The next `map` starts anew."""
 
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]
     ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
-        """Run `fn(job)` for every job in the workers.
+        """Run `fn(job)` for every job.
 
         A job that raises, kills its worker, takes too long or cannot be pickled yields a `WorkerFailure` and
-        disturbs no other. An exception in this process, an interrupt, or a consumer that stops early kills
-        every worker first.
+        disturbs no other. An exception in this process, an interrupt, or a consumer that stops early ends all
+        work first.
 
         Args:
             fn: a function of a module (workers import it).
@@ -170,6 +142,48 @@ class WorkerPool:
             raise
         finally:
             self._mapping = False
+
+    @abstractmethod
+    def _run(self, fn: Callable[[J], R], jobs: Iterator[J]) -> Iterator[tuple[J, R | WorkerFailure]]:
+        """Run the jobs of a `map`."""
+
+
+class WorkerPool(JobPool):
+    """Pool of worker processes, started when there is work and kept between `map` calls.
+
+    Args:
+        processes: number of workers; 0: one per core.
+        may_fork: whether workers may be forked, which is quicker; they inherit what this process has opened.
+        time_limit: seconds after which a job's worker is killed, as if it had died; None: no limit.
+
+    Raises:
+        ValueError: ``processes`` is negative.
+    """
+
+    def __init__(self, processes: int = 0, may_fork: bool = False, time_limit: float | None = None) -> None:
+        if processes < 0:
+            raise ValueError(f"processes must be 0 (all cores) or more, not {processes}")
+        self.processes = processes or available_cores()
+        self._workers: list[Worker] = []
+        self._may_fork = may_fork
+        self._time_limit = time_limit
+        self._told: set[str] = set()  # warnings of workers
+        self._folder: TemporaryFolder | None = None
+
+    def pids(self) -> list[int]:
+        """Return the process ids of running workers."""
+        return [w.process.pid for w in self._workers if w.process.pid is not None]
+
+    def close(self) -> None:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.join(timeout=_STUCK_SECONDS)
+            worker.close()
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     def _run(self, fn: Callable[[J], R], jobs: Iterator[J]) -> Iterator[tuple[J, R | WorkerFailure]]:
         queue: deque[J] = deque()

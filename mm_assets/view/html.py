@@ -14,6 +14,7 @@ import io
 import re
 import warnings
 from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Final
@@ -79,6 +80,23 @@ def text(value: str) -> str:
     return escape(visible.encode("utf-8", "backslashreplace").decode())
 
 
+def note(line: str) -> str:
+    """Return a line of plain text as a remark."""
+    return f'<p class="note" dir="auto">{text(line)}</p>'
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], between: str = "") -> str:
+    """Return a table of plain texts.
+
+    Args:
+        between: stands between the rows.
+    """
+    first = "".join(f"<th>{text(head)}</th>" for head in heads)
+    cells = ("".join(f"<td>{text(cell)}</td>" for cell in row) for row in rows)
+    others = "".join(f"{between}<tr>{row}</tr>" for row in cells)
+    return f"<table><thead><tr>{first}</tr></thead><tbody>{others}{between}</tbody></table>"
+
+
 INLINE: Final = 999
 """Characters of Markdown that are shown without a click."""
 
@@ -122,6 +140,11 @@ class Picture:
         """Return an ``img`` element, if there is a picture, with the note below it."""
         shown = f'<img src="{self.uri}" alt="{text(description)}">' if self.uri else ""
         return shown + (f'<p class="note">{text(self.note)}</p>' if self.note else "")
+
+
+def description_of(info: ImageInfo) -> str:
+    """Return what an image is, for who cannot see it."""
+    return f"{info.format} of {info.display_width}x{info.display_height} pixels"
 
 
 def picture(

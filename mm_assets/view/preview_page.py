@@ -18,7 +18,7 @@ from mm_assets.accounting.record import CURATED
 from mm_assets.filters.chain import SampleFilter
 from mm_assets.filters.filter import FLAG, Filter
 from mm_assets.model.errors import counted
-from mm_assets.view.html import page, text
+from mm_assets.view.html import note, page, table, text
 from mm_assets.view.overview import DROPPED, KEPT
 from mm_assets.view.preview_scores import (
     IMAGES,
@@ -139,11 +139,6 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def kept_and_dropped(given: int, dropped: int, in_bytes: bool = False) -> tuple[str, str]:
-    """Return two amounts with their shares."""
-    return _share(given - dropped, given, in_bytes), _share(dropped, given, in_bytes)
-
-
 def counted_in_thousands(amount: int, one: str) -> str:
     """Return a number, with thousands set apart, and what is counted."""
     return f"{amount:,} {counted(amount, one).partition(' ')[2]}"
@@ -154,12 +149,13 @@ def of_values(values: Numbers | Sequence[Any], count: int, what: str) -> str:
     return f"made of {len(values):,} of {count:,} {what}, drawn by lot" if len(values) < count else ""
 
 
-def _shares(dropped: Count, given: Count) -> list[str]:
+def _shares(part: Count, given: Count) -> list[str]:
+    """Return items, images, samples and bytes, each with its share."""
     return [
-        _share(dropped.items, given.items),
-        _share(dropped.images, given.images),
-        _share(dropped.samples, given.samples),
-        _share(dropped.nbytes, given.nbytes, in_bytes=True),
+        _share(part.items, given.items),
+        _share(part.images, given.images),
+        _share(part.samples, given.samples),
+        _share(part.nbytes, given.nbytes, in_bytes=True),
     ]
 
 
@@ -183,11 +179,8 @@ def _amounts(count: Count) -> str:
 
 
 def _kept(given: Count, dropped: Count) -> str:
-    kept = given - dropped
-    return (
-        f"{_share(kept.items, given.items)} items, {_share(kept.images, given.images)} images, "
-        f"{_share(kept.samples, given.samples)} samples, {_share(kept.nbytes, given.nbytes, True)} of images"
-    )
+    items, images, samples, nbytes = _shares(given - dropped, given)
+    return f"{items} items, {images} images, {samples} samples, {nbytes} of images"
 
 
 def _value(value: Any) -> str:
@@ -388,11 +381,11 @@ def preview_page(stored: StoredScores, study: Study) -> str:
     title = page_title(stored)
     body = [f"<h1>{text(_sentence(title))}</h1>"]
     body += [f"<p>{text(_sentence(line))}.</p>" for line in summary(study)]
-    body += [_note(line) for line in faults(stored, study)]
+    body += map(note, faults(stored, study))
     if study.counts.filters:
         body += _counts(study)
     else:
-        body.append(_note(f"No filter is on; {HOW_TO_SET}"))
+        body.append(note(f"No filter is on; {HOW_TO_SET}"))
     for name, values in study.distributions.items():
         body.append(f"<section>\n<h2>{text(name)}</h2>\n{histogram_svg(name, values)}\n</section>")
     for found in study.borderline:
@@ -401,16 +394,12 @@ def preview_page(stored: StoredScores, study: Study) -> str:
 
 
 def _counts(study: Study) -> Iterator[str]:
-    rows = count_rows(study)
-    yield '<div class="wide">' + _table(HEADS, rows) + "</div>"
+    yield f'<div class="wide">{table(HEADS, count_rows(study))}</div>'
     given, dropped = study.counts.given, study.counts.dropped
-    amounts = [
-        (name, *kept_and_dropped(getattr(given, name), getattr(dropped, name)))
-        for name in ("items", "images", "samples")
-    ]
-    amounts.append(("bytes of images", *kept_and_dropped(given.nbytes, dropped.nbytes, in_bytes=True)))
+    names = ("items", "images", "samples", "bytes of images")
+    amounts = zip(names, _shares(given - dropped, given), _shares(dropped, given), strict=True)
     yield f"<h2>{text(TOGETHER.capitalize())}</h2>"
-    yield _table(("", "kept", "dropped"), amounts)
+    yield table(("", "kept", "dropped"), list(amounts))
 
 
 def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iterator[str]:
@@ -422,7 +411,7 @@ def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iter
     if bounds:
         drawn = of_values(found.scores, found.count, unit)
         line = f"The line is the share of {unit} that this filter alone keeps, by the place of its bound; "
-        yield _note(line + "grey is the distribution of the score" + (f"; {drawn}" if drawn else ""))
+        yield note(line + "grey is the distribution of the score" + (f"; {drawn}" if drawn else ""))
     refused = "Flagged" if judge.action == FLAG else "Dropped"
     for name, picks in (("Kept", found.kept), (refused, found.refused)):
         nearest = ", nearest to the bound first" if bounds else ""
@@ -435,12 +424,12 @@ def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iter
 
 
 def _figure(pick: Pick, items: Sequence[Item]) -> str:
-    shown = "".join(item.shown or _note(item.error or "") for item in items if item.modality == "image")
+    shown = "".join(item.shown or note(item.error or "") for item in items if item.modality == "image")
     texts = "\n".join(item.text for item in items if item.text is not None)
     if texts:
         shown += f'<p class="text" dir="auto">{text(cut(texts, _MOST_TEXT))}</p>'
     if not items:
-        shown = _note("its curated rows are not there")
+        shown = note("its curated rows are not there")
     place = "" if pick.position is None else f" [{pick.position}]"
     value = number(pick.value)
     caption = f"<b>{text(value)}</b> " if value else ""
@@ -451,13 +440,3 @@ def _figure(pick: Pick, items: Sequence[Item]) -> str:
 
 def _sentence(line: str) -> str:
     return line[0].upper() + line[1:]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    first = "".join(f"<th>{text(head)}</th>" for head in heads)
-    others = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{first}</tr></thead><tbody>{others}</tbody></table>"
-
-
-def _note(line: str) -> str:
-    return f'<p class="note" dir="auto">{text(line)}</p>'

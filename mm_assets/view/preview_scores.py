@@ -38,8 +38,6 @@ from mm_assets.filters.filter import Filter
 from mm_assets.filters.measure import DECODE_ERROR, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.scores import (
-    SAMPLE_SCORES_SCHEMA,
-    SCORES_SCHEMA,
     ImageScore,
     ImageScores,
     SampleScores,
@@ -49,7 +47,6 @@ from mm_assets.formats.images.pixels import ThumbnailStrip, thumbnail
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, open_parquet, read_small_table
 from mm_assets.model.errors import ShardError
-from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
 from mm_assets.storage.listing import names_in
 from mm_assets.view.html import image
@@ -233,16 +230,8 @@ def bounds_of(judge: Filter[Any]) -> list[Bound]:
 
 
 def measured(judge: Filter[Any], scores: Sequence[Any]) -> Numbers:
-    """Return the numbers that verdicts are about; nan where there is none.
-
-    Raises:
-        ValueError: in one line that names filter and module, for an error in `measure`.
-    """
-    try:
-        values = [judge.measure(score) for score in scores]
-        return np.array([np.nan if value is None else value for value in values], np.float64)
-    except Exception as error:
-        raise ValueError(f"filter {judge.name!r} of {type(judge).__module__}: {error_line(error)}") from error
+    """Return the numbers that verdicts are about (`Filter.numbers`); nan where there is none."""
+    return np.array([np.nan if value is None else value for value in judge.numbers(scores)], np.float64)
 
 
 def distances(judge: Filter[Any], values: Numbers) -> Numbers:
@@ -257,8 +246,8 @@ def distances(judge: Filter[Any], values: Numbers) -> Numbers:
 MOST_SHARDS: Final = 400
 """Shards that are looked at if none is named."""
 
-IMAGES, SAMPLES = "image_scores", "sample_scores"
-_SCHEMAS: Final = {IMAGES: SCORES_SCHEMA, SAMPLES: SAMPLE_SCORES_SCHEMA}
+IMAGES, SAMPLES = ImageScores.asset, SampleScores.asset
+_SCHEMAS: Final = {kind.asset: kind.columns for kind in (ImageScores, SampleScores)}
 _SUFFIX: Final = ".parquet"
 _THREADS: Final = 8
 

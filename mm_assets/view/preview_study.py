@@ -13,8 +13,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import astuple, dataclass, field
+from operator import add, itemgetter, sub
 from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from mm_assets.filters.registry import measures_for
 from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.files import exists
-from mm_assets.view.html import Picture, picture
+from mm_assets.view.html import Picture, description_of, picture
 from mm_assets.view.preview_scores import Numbers, ScoredShard, StoredScores, distances, measured
 from mm_assets.view.sample import Item, items_of, parquet_rows
 
@@ -43,20 +43,10 @@ class Count:
     nbytes: int = 0
 
     def __add__(self, other: Self) -> Count:
-        return Count(
-            self.items + other.items,
-            self.images + other.images,
-            self.samples + other.samples,
-            self.nbytes + other.nbytes,
-        )
+        return Count(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Self) -> Count:
-        return Count(
-            self.items - other.items,
-            self.images - other.images,
-            self.samples - other.samples,
-            self.nbytes - other.nbytes,
-        )
+        return Count(*map(sub, astuple(self), astuple(other)))
 
 
 @dataclass
@@ -430,7 +420,7 @@ def _distributions(
     found = {}
     for side, always, names in zip(drawn, (_IMAGE_NUMBERS, _SAMPLE_NUMBERS), measures, strict=True):
         for name in (*always, *sorted(names)):
-            values = [value for score in side.things if (value := score.value(name)) is not None]
+            values = [value for score in side.things if (value := score.get(name)) is not None]
             if values:
                 found[name] = np.array(values, np.float64)
     return found
@@ -486,6 +476,5 @@ def _is_shown(pick: Pick, place: Mapping[str, Any], room: Mapping[str, int]) -> 
 
 
 def _observe(data: memoryview, info: ImageInfo) -> str:
-    description = f"{info.format} of {info.display_width}x{info.display_height} pixels"
     shown = picture(data, info, _MOST_EMBEDDED, _SIDE)
-    return (Picture(shown.uri) if shown.uri else shown).html(description)
+    return (Picture(shown.uri) if shown.uri else shown).html(description_of(info))

@@ -14,7 +14,16 @@ from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.formats.images.pixels import thumbnail
 from mm_assets.model.errors import counted
 from mm_assets.terminal import printable
-from mm_assets.view.html import MOST_EMBEDDED, PREVIEW_SIDE, page, picture, text
+from mm_assets.view.html import (
+    MOST_EMBEDDED,
+    PREVIEW_SIDE,
+    description_of,
+    note,
+    page,
+    picture,
+    table,
+    text,
+)
 from mm_assets.view.sample import Document, Item
 
 if TYPE_CHECKING:
@@ -120,7 +129,7 @@ def embedding() -> Callable[[memoryview, ImageInfo], str]:
         most, side = (MOST_EMBEDDED, PREVIEW_SIDE) if embedded < _MOST_BYTES else (0, _SMALL_SIDE)
         shown = picture(data, info, most, side)
         embedded += len(shown.uri)
-        return shown.html(f"{info.format} of {info.display_width}x{info.display_height} pixels")
+        return shown.html(description_of(info))
 
     return look
 
@@ -134,7 +143,7 @@ def sample_page(sample_id: str, documents: Sequence[Document], notes: Sequence[s
         notes: further lines at the top.
     """
     body = [f'<h1 dir="auto">{text(sample_id)}</h1>']
-    body += [_note(note) for note in notes]
+    body += map(note, notes)
     for document in documents:
         body += _document(document)
     return page(f"{sample_id} – sample", "\n".join(body), _STYLE)
@@ -142,9 +151,9 @@ def sample_page(sample_id: str, documents: Sequence[Document], notes: Sequence[s
 
 def _document(document: Document) -> Iterator[str]:
     yield f'<section>\n<h2 dir="auto">{text(place(document))}</h2>'
-    yield from (_note(note) for note in document.notes)
+    yield from map(note, document.notes)
     if document.scores:
-        yield _note(scores(document.scores))
+        yield note(scores(document.scores))
     for item in document.items:
         if not item.is_metadata or item.fields or remarks(item):
             yield from _item(item)
@@ -165,13 +174,13 @@ def _item(item: Item) -> Iterator[str]:
     yield from (f'<p class="remark" dir="auto">{text(line)}</p>' for line in remarks(item))
     if item.raw is not None:
         shown, what = item.raw
-        yield _note(f"raw: {what}")
+        yield note(f"raw: {what}")
         if shown:
             yield f'<pre dir="auto">{text(shown)}</pre>'
     if item.fields:
         yield _fields(item.fields)
     if item.scores:
-        yield _note(scores(item.scores))
+        yield note(scores(item.scores))
     yield "</article>"
 
 
@@ -186,16 +195,12 @@ def _fields(values: Mapping[str, Any]) -> str:
 
 def _fates(document: Document) -> Iterator[str]:
     yield "<h2>What became of each item</h2>"
-    heads = "".join(f"<th>{text(name)}</th>" for name in ("position", "modality", *document.assets))
-    yield f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>'
-    for item in document.items:
-        cells = [str(item.position), item.modality, *(item.fates.get(name, "") for name in document.assets)]
-        yield "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in cells) + "</tr>"
-    yield "</tbody></table></div>"
-
-
-def _note(line: str) -> str:
-    return f'<p class="note" dir="auto">{text(line)}</p>'
+    rows = [
+        [str(item.position), item.modality, *(item.fates.get(name, "") for name in document.assets)]
+        for item in document.items
+    ]
+    fates = table(("position", "modality", *document.assets), rows, between="\n")
+    yield f'<div class="wide">{fates}</div>'
 
 
 _INDENT: Final = "    "
@@ -224,8 +229,8 @@ def coloured(data: memoryview, info: ImageInfo) -> str:
 def lines(document: Document, width: int) -> Iterator[str]:
     """Yield the lines of a document, wrapped to a width; what comes from data cannot move the cursor."""
     yield printable(place(document))
-    for note in document.notes:
-        yield f"  {printable(note)}"
+    for line in document.notes:
+        yield f"  {printable(line)}"
     if document.scores:
         yield from _wrapped(scores(document.scores), "  ", width)
     for item in document.items:

@@ -247,10 +247,8 @@ def described(raw: bytes | None, note: str | None) -> tuple[str, str]:
     try:
         shown = raw[:_SHOWN].decode()
     except UnicodeDecodeError as error:
-        if error.start < _SHOWN - 3 or len(raw) <= _SHOWN:  # not just cut inside a character
-            begin = raw[:_DUMPED].hex(" ")
-            return begin, f"{what}, beginning with" if len(raw) > _DUMPED else what
-        shown = raw[: error.start].decode()
+        is_cut = error.start >= _SHOWN - 3 and len(raw) > _SHOWN  # inside a character
+        shown = raw[: error.start].decode() if is_cut else "\0"
     if "\0" in shown:
         return raw[:_DUMPED].hex(" "), f"{what}, beginning with" if len(raw) > _DUMPED else what
     return shown, f"{what}, beginning with" if len(raw) > len(shown.encode()) else what

@@ -8,11 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mm_assets import cli
 from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import (
     REPOSITORY,
@@ -27,6 +29,30 @@ from mm_assets_tests.cli.commands import (
 from mm_assets_tests.formats.raw_tars import make_tar
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_builds_no_parser_but_its_own(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = []
+
+    def noted(command: str) -> Callable[[Any], None]:
+        add = cli.COMMANDS[command]
+        return lambda commands: (built.append(command), add(commands))[1]
+
+    monkeypatch.setattr(cli, "COMMANDS", {command: noted(command) for command in cli.COMMANDS})
+    assert cli.main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: mm-assets {name} ")
+    assert built == [name]
+
+
+def test_the_help_has_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert [line.split()[0] for line in told.splitlines() if line.startswith("    ") and line[4] != " "] == [
+        *cli.COMMANDS
+    ]
 
 
 @pytest.fixture(scope="module")

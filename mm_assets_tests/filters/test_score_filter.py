@@ -9,9 +9,17 @@ from dataclasses import dataclass
 import pytest
 
 from mm_assets.cli import main
-from mm_assets.extend import ScoreFilter, maximum, minimum, setting
-from mm_assets.filters.registry import FILTERS, AspectRatioFilter, ImageSizeFilter, filters_of, settings_of
-from mm_assets.filters.scores import ImageScore
+from mm_assets.extend import SampleFilter, ScoreFilter, maximum, minimum, setting
+from mm_assets.filters.registry import (
+    FILTERS,
+    AspectRatioFilter,
+    ImageSizeFilter,
+    SharpnessFilter,
+    chain_of,
+    filters_of,
+    settings_of,
+)
+from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.graph.messages import Plan, ShardSet
 from mm_assets.settings import describe, variable
 from mm_assets_tests.filters.test_aspect_ratio import batch, image
@@ -79,6 +87,57 @@ def test_names_and_bounds_of_one_filter() -> None:
 def test_a_filter_that_fails_is_named_with_its_module() -> None:
     with pytest.raises(ValueError, match=f"^filter 'failing' of {__name__}: KeyError: 'width'$"):
         Failing()(batch(image(3, 3)))
+
+
+@dataclass(frozen=True)
+class Misspelt(ScoreFilter):
+    name = "misspelt"
+
+    asked_by: str = setting("asked_by", str, "verdict", "the method that asks for it")
+
+    def verdict(self, score: ImageScore) -> str | None:
+        return "too narrow" if self.asked_by == "measure" or score.value("widht") < 5 else None
+
+    def measure(self, score: ImageScore) -> float | None:
+        found: float | None = score.value("widht")
+        return found
+
+
+@dataclass(frozen=True)
+class MisspeltOfSamples(SampleFilter):
+    name = "misspelt_of_samples"
+    scores = ("repetition",)
+
+    def verdict(self, score: SampleScore) -> str | None:
+        return "repeated" if score.value("repetitoin") > 0.1 else None
+
+
+@pytest.mark.parametrize("asked_by", ["verdict", "measure"])
+def test_a_misspelt_score_is_one_line_with_the_names_that_there_are(asked_by: str) -> None:
+    known = "width, height, longer_side, aspect_ratio, format, orientation, byte_size"
+    line = (
+        f"^filter 'misspelt' of {__name__}: there is no score 'widht', only {known}; "
+        "that of a measure is there if the filter's `scores` name it$"
+    )
+    with pytest.raises(ValueError, match=line):
+        Misspelt(asked_by=asked_by)(batch(image(3, 3)))
+
+
+def test_a_misspelt_score_of_samples_names_those_of_measures_too() -> None:
+    chain = chain_of([MisspeltOfSamples()])
+    assert chain is not None
+    known = "images, texts, words, images_per_word, text_digest, repetition"
+    line = f"^filter 'misspelt_of_samples' of {__name__}: there is no score 'repetitoin', only {known}; "
+    with pytest.raises(ValueError, match=line):
+        chain(batch(image(3, 3)))
+
+
+def test_a_score_that_an_image_does_not_have_is_none_whoever_measures() -> None:
+    chain = chain_of([SharpnessFilter(least=5)])
+    assert chain is not None
+    (loss,) = chain(batch(image(3, 3))).losses
+    assert (loss.kind, loss.reason) == ("sharpness", "less than min_sharpness")
+    assert ImageScore(values={"sharpness": None}).value("sharpness") is None
 
 
 def test_version_and_settings_are_part_of_the_fingerprint() -> None:

@@ -199,7 +199,7 @@ def test_a_terminal_without_such_letters(tmp_path: Path) -> None:
     )
     assert (
         done.stdout.splitlines()[1]
-        == r"shard '\u65e5': raw_shards.integrity: 1 unreadable; quarantine.empty: 1 bad_json"
+        == r"shard '\u65e5': raw_shards.integrity: 1 unreadable; quarantine.empty: not empty: 1 bad_json"
     )
 
 

@@ -29,7 +29,10 @@ def test_it_starts_no_run_and_prints_the_same(project: Project) -> None:
     before, after = (done.stdout.splitlines() for done in (first, second))
     assert after[0] == "nothing to do: 3 shards up to date, as published and proven"
     problems = [line for line in after if line.startswith("shard ")]
-    assert problems == ["shard 'c': quarantine.empty: 1 bad_json"]
+    assert problems == [
+        "shard 'c': raw_shards.integrity: 1 unreadable; quarantine.empty: not empty: 1 bad_json"
+    ]
+    assert [line for line in before if line.startswith("shard ")] == problems
     table = {line.split()[0]: line.split()[1:3] for line in after if line.split()[0] in ASSETS}
     assert table == {asset: ["3", "3"] for asset in ASSETS}
     assert (
@@ -37,7 +40,26 @@ def test_it_starts_no_run_and_prints_the_same(project: Project) -> None:
         == before[-3]
         == ("proven: every item of 3 shards is in 5 outputs as it was written (proof/proof.json)")
     )
-    assert after[-2].endswith("checks failed: 1 (unchanged shards were not checked again)")
+    assert after[-2].endswith("checks failed: 2 (unchanged shards were not checked again)")
+
+
+def test_damage_is_told_with_its_place_in_each_run(project: Project) -> None:
+    project.shards("ab")
+    whole = project.raw / "b.tar"
+    whole.write_bytes(whole.read_bytes()[:1100])
+    variables = {"MM_MAX_LOSS": "1"}
+    first, second = (fine(project.run(**variables)).splitlines() for _ in range(2))
+    project.shards("c")
+    third = fine(project.run(**variables)).splitlines()
+    for told in (first, second, third):
+        (line,) = (line for line in told if line.startswith("shard "))
+        assert line.startswith("shard 'b': raw_shards.integrity: 1 damage")
+        assert "; damage: b.tar: byte " in line
+        assert "; quarantine.empty: not empty: 1 " in line
+        (quarantine,) = (line.split() for line in told if line.startswith("quarantine "))
+        # asset, partitions, unchanged, images, quarantined, MB, seconds, where: no samples, nothing filtered
+        assert len(quarantine) == 8
+        assert quarantine[4] == "2"
 
 
 def _drop_rows(project: Project) -> None:

@@ -106,7 +106,7 @@ def _is_part(view: View, check: dg.AssetCheckKey, cause: Cause, missing: Cause) 
     )
 
 
-def with_names(view: View, cause: Cause) -> Cause:
+def detailed(view: View, cause: Cause) -> Cause:
     """Return the cause of a failed check with the first shards that fail it, and what was found."""
     check = dg.AssetCheckKey(dg.AssetKey.from_user_string(cause.subject), cause.detail)
     found = instance_queries.failing_evaluations(
@@ -121,9 +121,9 @@ def with_names(view: View, cause: Cause) -> Cause:
     if not cause.shards:
         lines = {line: "" for evaluation in found for line in _lines(evaluation)}
         return replace(cause, names=lines | _shards(found[0]) if found else lines)
-    names = {str(evaluation.partition): "; ".join(_lines(evaluation)) for evaluation in found}
-    of = view.size(cause.origin, check.asset_key) if cause.origin else 0
-    return replace(cause, names=names, of=max(of, cause.shards) if of else 0)
+    return view.sized(
+        cause, {str(evaluation.partition): "; ".join(_lines(evaluation)) for evaluation in found}
+    )
 
 
 def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
@@ -146,8 +146,7 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
         return None if now and _lines(now[0]) == _lines(before[1]) else cause
     cause = cause if cause.failing else _with_shards(view, check, cause)
     earlier = instance_queries.failed_before(view.instance, check, cause.failing, runs)
-    view.runs(earlier.values())  # one query for all of them
-    cause = cause.without({key for key, run_id in earlier.items() if view.origin_id(run_id) in told})
+    cause = cause.without(view.told(earlier, told))
     return _with_errors(cause) if cause.shards else None
 
 

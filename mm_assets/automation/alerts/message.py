@@ -104,12 +104,17 @@ class Cause:
     @property
     def series(self) -> str:
         """Identifies the cause whatever backfill or run it came up in."""
-        return self.key.rpartition("|")[0]
+        return series_of(self.key)
 
     @property
     def key(self) -> str:
         """Identifies the cause from tick to tick."""
         return "|".join([self.kind, self.subject, self.detail, self.origin.id if self.origin else ""])
+
+
+def series_of(key: str) -> str:
+    """Return the series of a cause by its key."""
+    return key.rpartition("|")[0]
 
 
 Level = Literal["error", "warn", "clear", "test"]
@@ -202,9 +207,12 @@ def alert(cause: Cause, ui_url: str, begun: float, repeated: int = 0) -> Message
     again = [f"besides: {counted(repeated, 'shard')} as before"] if repeated else []
     lines = [headline(cause), *_figures(cause), *again, *_names(cause)]
     lines += ["", f"First seen: {_minute(begun)}", f"What to do: {_next(cause)}"]
-    if ui_url:
-        lines.append(f"Page: {ui_url.rstrip('/')}/{_page(cause)}")
+    lines += _link(ui_url, _page(cause))
     return Message(f"{_SENDER}: {headline(cause)}", "\n".join(lines), cause.severity)
+
+
+def _link(ui_url: str, path: str = "") -> list[str]:
+    return [f"Page: {ui_url.rstrip('/')}/{path}"] if ui_url else []
 
 
 def _next(cause: Cause) -> str:
@@ -233,8 +241,7 @@ def summary(
         lines += [f"* {headline(cause)}{seen}", *(f"  {line}" for line in _names(cause, 5))]
     word = "has ended" if origin.has_ended else "goes on"
     title = f"{_SENDER}: {origin} {word}: {counted(len(causes), 'new or grown problem')}"
-    if ui_url:
-        lines += ["", f"Page: {ui_url.rstrip('/')}/{origin.page}"]
+    lines += ["", *link] if (link := _link(ui_url, origin.page)) else []
     level: Level = "error" if any(cause.severity == "error" for cause in causes) else "warn"
     return Message(title, "\n".join(lines), level)
 
@@ -251,17 +258,13 @@ def all_clear(gone: Mapping[str, float], ui_url: str) -> Message:
     lines = ["No longer so:", *(f"* {line} (first seen: {_minute(begun)})" for line, begun in shown)]
     if len(gone) > NAMED:
         lines.append(f"and {len(gone) - NAMED} more")
-    return Message(title, "\n".join(lines + ([f"Page: {ui_url.rstrip('/')}/"] if ui_url else [])), "clear")
+    return Message(title, "\n".join(lines + _link(ui_url)), "clear")
 
 
 def trial_message(ui_url: str) -> Message:
     """Return a message that tells nothing but that it has arrived."""
-    lines = ["Alerts of mm_assets reach you here. Nothing is wrong."]
-    return Message(
-        f"{_SENDER}: test of alerts",
-        "\n".join(lines + ([f"Page: {ui_url.rstrip('/')}/"] if ui_url else [])),
-        "test",
-    )
+    lines = ["Alerts of mm_assets reach you here. Nothing is wrong.", *_link(ui_url)]
+    return Message(f"{_SENDER}: test of alerts", "\n".join(lines), "test")
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:

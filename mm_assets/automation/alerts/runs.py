@@ -26,7 +26,6 @@ from mm_assets.graph.proof import ZERO_LOSS
 _KEPT = 50  # failures that are remembered, the latest
 _LOOKED_AT = 20  # later runs that may have mended one
 _BACKFILL = "backfill"
-_ASSET_JOB = "__ASSET_JOB"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class FailedRun:
         ended = view.backfill(self.origin).has_ended if self.is_backfill else True
         names = {", ".join(self.assets[:8]) + (", …" if self.assets[8:] else ""): ""} if self.assets else {}
         figures = {"reason": self.error} | ({"failed runs": str(self.runs)} if self.is_backfill else {})
-        subject = "assets" if self.job in (_ASSET_JOB, _BACKFILL) else self.job
+        subject = "assets" if self.job == _BACKFILL else _subject(self.job)
         origin = Origin(self.origin, self.is_backfill, ended)
         return Cause(Kind.RUN_FAILED, subject, origin=origin, names=names, figures=figures)
 
@@ -96,7 +95,7 @@ def failed_runs(
             origin.id,
             origin.is_backfill,
             run.job_name,
-            tuple(sorted(key.to_user_string() for key in run.asset_selection or ())),
+            _assets(run),
             record.create_timestamp.timestamp(),
             run.run_id,
             run_error(view.instance, run.run_id),
@@ -131,10 +130,18 @@ def failed_backfills(
         if backfill.error is None and _has_runs_that_ended_badly(view, backfill.backfill_id):
             continue  # each of them has been judged
         error = first_line(backfill.error.message) if backfill.error else "not all of it has been made"
-        assets = tuple(sorted(key.to_user_string() for key in backfill.asset_selection or ()))
-        created = backfill.backfill_timestamp
+        assets, created = _assets(backfill), backfill.backfill_timestamp
         found.append(asdict(FailedRun(backfill.backfill_id, True, _BACKFILL, assets, created, "", error, 0)))
     return [*known, *found][-_KEPT:], latest
+
+
+def _assets(of: Any) -> tuple[str, ...]:
+    """Return the names of the assets that a run, or a backfill, has selected."""
+    return tuple(sorted(key.to_user_string() for key in of.asset_selection or ()))
+
+
+def _subject(job: str) -> str:
+    return "assets" if job == "__ASSET_JOB" else job
 
 
 def _has_runs_that_ended_badly(view: View, backfill_id: str) -> bool:
@@ -158,9 +165,7 @@ def _is_mended(view: View, failure: FailedRun) -> bool:
     """Return whether a later run, or backfill, of the same kind has succeeded."""
     if failure.job == _BACKFILL:
         return any(
-            backfill.backfill_timestamp > failure.created
-            and failure.assets
-            == tuple(sorted(key.to_user_string() for key in backfill.asset_selection or ()))
+            backfill.backfill_timestamp > failure.created and failure.assets == _assets(backfill)
             for backfill in instance_queries.backfills(view.instance, ("COMPLETED_SUCCESS",), _LOOKED_AT)
         )
     later = dg.RunsFilter(
@@ -171,8 +176,7 @@ def _is_mended(view: View, failure: FailedRun) -> bool:
     for run in view.instance.get_runs(later, limit=_LOOKED_AT):
         if run.tags.get("dagster/root_run_id") == failure.run_id:
             return True
-        assets = {key.to_user_string() for key in run.asset_selection or ()}
-        if view.origin(run).id != failure.origin and assets >= set(failure.assets):
+        if view.origin(run).id != failure.origin and set(_assets(run)) >= set(failure.assets):
             return True
     return False
 
@@ -222,9 +226,7 @@ def hanging(view: View, in_progress: list[dg.RunRecord]) -> list[Cause]:
 
 def _cause(subject: str, origin: Origin, silent: float, status: str) -> Cause:
     figures = {"status": status, "hours without any event": f"{silent / 3600:.1f}"}
-    return Cause(
-        Kind.HANGING, "assets" if subject == "__ASSET_JOB" else subject, origin=origin, figures=figures
-    )
+    return Cause(Kind.HANGING, _subject(subject), origin=origin, figures=figures)
 
 
 def stale_assets(view: View, within: float, since: float) -> list[Cause]:

@@ -136,6 +136,17 @@ class View:
             return len(dagster_internals.keys_of_run(runs[origin.id], SHARDS, self.instance))
         return instance_queries.backfill_size(self.instance, origin.id, self.repository.asset_graph, asset)
 
+    def sized(self, cause: Cause, names: Mapping[str, str]) -> Cause:
+        """Return a cause with these names, and with the number of shards among which its shards are."""
+        asset = dg.AssetKey.from_user_string(cause.subject)
+        of = self.size(cause.origin, asset) if cause.origin else 0
+        return replace(cause, names=names, of=max(of, cause.shards) if of else 0)
+
+    def told(self, runs: Mapping[str, str], origins: Collection[str]) -> dict[str, str]:
+        """Return those of some shards, with the run of each, that are of these backfills and runs."""
+        self.runs(runs.values())  # one query for all of them
+        return {key: run_id for key, run_id in runs.items() if self.origin_id(run_id) in origins}
+
 
 _PAGE, _PAGES = 1000, 5  # log records of a run that are searched for reasons
 _RUNS = 3  # runs whose logs are searched
@@ -183,7 +194,7 @@ def missing_shards(view: View, failed: Mapping[dg.AssetKey, Mapping[str, str]]) 
     return causes
 
 
-def with_reasons(view: View, cause: Cause) -> Cause:
+def detailed(view: View, cause: Cause) -> Cause:
     """Return the cause with the size of its backfill or run, and with the reasons that the logs give."""
     reasons: dict[str, str] = {}
     for run_id in cause.run_ids[:_RUNS]:
@@ -196,9 +207,7 @@ def with_reasons(view: View, cause: Cause) -> Cause:
     if not reasons and cause.run_ids:  # the run died before it could tell
         error = run_error(view.instance, cause.run_ids[0])
         reasons = dict.fromkeys(cause.names, error)
-    of = view.size(cause.origin, dg.AssetKey.from_user_string(cause.subject)) if cause.origin else 0
-    names = {key: reasons.get(key, "") for key in cause.names}
-    return replace(cause, names=names, of=max(of, cause.shards) if of else 0)
+    return view.sized(cause, {key: reasons.get(key, "") for key in cause.names})
 
 
 def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
@@ -212,9 +221,10 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
     """
     asset = dg.AssetKey.from_user_string(cause.subject)
     assert cause.origin is not None, "each attempt has a run"
-    before = instance_queries.attempts_before(view.instance, asset, cause.failing, view.run_ids(cause.origin))
-    view.runs(before.values())  # one query for all of them
-    before = {key: run_id for key, run_id in before.items() if view.origin_id(run_id) in told}
+    before = view.told(
+        instance_queries.attempts_before(view.instance, asset, cause.failing, view.run_ids(cause.origin)),
+        told,
+    )
     compared = sorted(before)[:_COMPARED]
     earlier = instance_queries.reasons(view.instance, asset, {key: before[key] for key in compared})
     now = {key: cause.failing[key].run_id for key in compared}

@@ -15,10 +15,10 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import dagster as dg
 
@@ -34,6 +34,7 @@ from mm_assets.automation.alerts.message import (
     alert,
     all_clear,
     headline,
+    series_of,
     summary,
 )
 from mm_assets.automation.alerts.runs import (
@@ -138,10 +139,10 @@ class Incidents:
 
     def _goes_on(self, key: str, causes: Mapping[str, Cause]) -> bool:
         """Return whether the same is wrong in a later backfill or run: then nothing is clear."""
-        same, gone = key.rpartition("|")[0], self.open[key]
+        same, gone = series_of(key), self.open[key]
         return any(
             other in causes
-            and other.rpartition("|")[0] == same
+            and series_of(other) == same
             and (
                 gone.origin in incident.repeats
                 or (incident.begun > gone.begun and _may_share(incident, gone))
@@ -156,7 +157,7 @@ class Incidents:
         return {
             incident.origin: incident
             for key, incident in self.open.items()
-            if incident.is_told and incident.origin and key.rpartition("|")[0] == cause.series
+            if incident.is_told and incident.origin and series_of(key) == cause.series
         }
 
     def _begun(self, causes: Mapping[str, Cause], telling: _Telling) -> list[Message]:
@@ -266,7 +267,15 @@ _VERSION = 1
 _LOOK_BACK = 86400.0
 
 
-@dataclass
+_STORED = {
+    "kept": Shares.stored,
+    "lost": Shares.stored,
+    "incidents": Incidents.stored,
+    "outbox": Outbox.stored,
+}
+
+
+@dataclass(kw_only=True)
 class State:
     """What the alerts know of earlier ticks.
 
@@ -281,16 +290,16 @@ class State:
     """
 
     since: float
-    event_log: int | None
-    alert_on: str
+    event_log: int | None = None
+    alert_on: str = ""
     runs_seen: float
-    judged: list[str]
+    judged: list[str] = field(default_factory=list)
     backfills_seen: float
-    failed_runs: list[dict[str, Any]]
-    kept: Shares
-    lost: Shares
-    incidents: Incidents
-    outbox: Outbox
+    failed_runs: list[dict[str, Any]] = field(default_factory=list)
+    kept: Shares = field(default_factory=Shares)
+    lost: Shares = field(default_factory=Shares)
+    incidents: Incidents = field(default_factory=lambda: Incidents({}))
+    outbox: Outbox = field(default_factory=lambda: Outbox({}))
     _saved: str = field(default="", repr=False)
 
     @classmethod
@@ -298,45 +307,31 @@ class State:
         """Return the state that was saved last, or that before the first tick."""
         text = instance.daemon_cursor_storage.get_cursor_values({KEY}).get(KEY, "")
         values = json.loads(text) if text else {}
-        if values.get("version") != _VERSION:
+        if values.pop("version", None) != _VERSION:
             values = {}
-        return cls(
-            values.get("since", now),
-            values.get("event_log"),
-            values.get("alert_on", ""),
-            values.get("runs_seen", now - _LOOK_BACK),
-            values.get("judged", []),
-            values.get("backfills_seen", now - _LOOK_BACK),
-            values.get("failed_runs", []),
-            Shares.stored(values.get("kept")),
-            Shares.stored(values.get("lost")),
-            Incidents.stored(values.get("incidents")),
-            Outbox.stored(values.get("outbox")),
-            text,
-        )
+        values = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        values |= {name: stored(values[name]) for name, stored in _STORED.items() if name in values}
+        first = {"since": now, "runs_seen": now - _LOOK_BACK, "backfills_seen": now - _LOOK_BACK}
+        return cls(**{**first, **values, "_saved": text})
 
     def save(self, instance: dg.DagsterInstance) -> None:
         """Save the state, if it has changed."""
-        plain = {
-            "version": _VERSION,
-            "since": self.since,
-            "event_log": self.event_log,
-            "alert_on": self.alert_on,
-            "runs_seen": self.runs_seen,
-            "judged": self.judged,
-            "backfills_seen": self.backfills_seen,
-            "failed_runs": self.failed_runs,
-            "kept": self.kept.plain(),
-            "lost": self.lost.plain(),
-            "incidents": self.incidents.plain(),
-            "outbox": self.outbox.plain(),
-        }
-        text = json.dumps(plain)
+        plain = {name: value for name, value in vars(self).items() if name != "_saved"}
+        plain |= {name: plain[name].plain() for name in _STORED}
+        text = json.dumps({"version": _VERSION, **plain})
         if text != self._saved:
             instance.daemon_cursor_storage.set_cursor_values({KEY: text})
             self._saved = text
 
 
+class _Finder(Protocol):
+    """A finder of causes in shards: it knows more of them than a tick alone needs."""
+
+    def detailed(self, view: View, cause: Cause) -> Cause: ...
+    def new_part(self, view: View, cause: Cause, told: Collection[str]) -> Cause | None: ...
+
+
+_OF_SHARDS: Mapping[Kind, _Finder] = {Kind.CHECK: checks, Kind.NOT_LANDED: shards}
 _FROM_EVENTS = (Kind.CHECK, Kind.NOT_LANDED, Kind.DRIFT, Kind.LOSS)
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _RUNS = 500  # that ended, looked at in one tick
@@ -398,7 +393,7 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
         kind, subject = key.split("|")[:2]
         if is_quiet and kind in _FROM_EVENTS:
             return True
-        if kind == Kind.CHECK and key.rpartition("|")[0] in checked:
+        if kind == Kind.CHECK and series_of(key) in checked:
             return True
         pending = attempts.in_progress.get(subject, frozenset()) if kind == Kind.NOT_LANDED else frozenset()
         return bool(pending) and (
@@ -410,12 +405,8 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
 
 def detailed(view: View, cause: Cause) -> Cause:
     """Return a cause with what a message needs and a tick alone does not: names, reasons, of how many."""
-    match cause.kind:
-        case Kind.CHECK:
-            return checks.with_names(view, cause)
-        case Kind.NOT_LANDED:
-            return shards.with_reasons(view, cause)
-    return cause
+    finder = _OF_SHARDS.get(cause.kind)
+    return cause if finder is None else finder.detailed(view, cause)
 
 
 def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
@@ -424,12 +415,8 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
     Args:
         told: ids of those backfills and runs.
     """
-    match cause.kind:
-        case Kind.CHECK:
-            return checks.new_part(view, cause, told)
-        case Kind.NOT_LANDED:
-            return shards.new_part(view, cause, told)
-    return cause
+    finder = _OF_SHARDS.get(cause.kind)
+    return cause if finder is None else finder.new_part(view, cause, told)
 
 
 def _ended_runs(view: View, state: State) -> list[dg.RunRecord]:
