@@ -37,12 +37,10 @@ from mm_assets.formats.webdataset.layout import SAMPLE_ID, RawLayout, SampleErro
 from mm_assets.formats.webdataset.native import SampleEncoder, decode_native
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.rows import Sample
-from mm_assets.formats.webdataset.samples import TarSamples
+from mm_assets.formats.webdataset.samples import TarSamples, lost_range
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.errors import BAD_LAYOUT, ShardError
 from mm_assets.model.json_codec import dumps
-from mm_assets.model.losses import Loss
-from mm_assets.model.samples import build_source_ref
 from mm_assets.storage.files import (
     StagedFile,
     StorageOptions,
@@ -297,11 +295,7 @@ class JsonlSamples(TarSamples):
     def sound(self) -> Iterator[tuple[Member, Sample]]:
         yield from super().sound()
         if (damage := self._lines.damage) is not None:
-            size = self._lines.nbytes - self._lines.end
-            ref = build_source_ref(self.path, None, self._lines.end, size)
-            self.losses.append(
-                Loss(None, None, None, "quarantined", damage.kind, str(damage), source_ref=ref)
-            )
+            self.losses.append(lost_range(self.path, self._lines.end, self._lines.nbytes, damage))
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
         self._lines = stack.enter_context(local_lines(uri, self.name, options))

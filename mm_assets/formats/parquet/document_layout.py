@@ -339,6 +339,12 @@ def items_of(column: ItemColumn, values: pa.Array) -> Items:
     return Items(column, rows[at], positions[at], at, flat, lengths)
 
 
+def items_in(layout: DocumentLayout, documents: pa.RecordBatch) -> dict[str, Items]:
+    """Return the items of some documents by the name of their column, texts first."""
+    columns = (column for column in layout.items if not column.is_empty)
+    return {column.name: items_of(column, documents.column(column.name)) for column in columns}
+
+
 def lengths_beyond(items: Mapping[str, Items], rows: int) -> dict[int, dict[str, int | None]]:
     """Return by row the lengths of its lists that its items do not imply.
 

@@ -310,17 +310,8 @@ class QuarantiningParquetSource(ParquetSource):
         ids = with_bytes(rows.column("sample_id").combine_chunks())
         sample_id = None if ids[0].as_py() is None else ids[0].as_py().decode("utf-8", "backslashreplace")
         reason = f"{self._path}: {self._row_name(first)}: {message}"
-        self.losses.append(
-            Loss(
-                sample_id,
-                METADATA_POSITION,
-                "metadata",
-                "quarantined",
-                kind,
-                reason,
-                source_ref=self._ref(first),
-            )
-        )
+        item = sample_id, METADATA_POSITION, "metadata"
+        self.losses.append(Loss.quarantined(*item, kind, reason, self._ref(first)))
 
     def _quarantine_unreadable(self, rows: pa.Table, first: int, unreadable: Mapping[int, str]) -> None:
         cause = min(unreadable)
@@ -332,30 +323,19 @@ class QuarantiningParquetSource(ParquetSource):
                 if number in unreadable
                 else f"its sample has an error: {where}: column {unreadable[cause]!r}: not UTF-8"
             )
+            kind = NOT_UTF8 if number in unreadable else INCOMPLETE_SAMPLE
+            ref = self._ref(first + number)
             self.losses.append(
-                Loss(
-                    **row,
-                    outcome="quarantined",
-                    kind=NOT_UTF8 if number in unreadable else INCOMPLETE_SAMPLE,
-                    reason=reason,
-                    source_ref=self._ref(first + number),
-                    is_cause=number == cause,
-                )
+                Loss.quarantined(**row, kind=kind, reason=reason, source_ref=ref, is_cause=number == cause)
             )
 
     def _quarantine_duplicate(self, rows: pa.Table, first: int, reason: str) -> None:
         for number, row in enumerate(rows.select(REQUIRED_COLUMNS).to_pylist()):
             ref = self._ref(first + number)
-            self.losses.append(
-                Loss(
-                    **row,
-                    outcome="quarantined",
-                    kind=DUPLICATE_ID,
-                    reason=reason,
-                    source_ref=ref,
-                    is_cause=number == 0,
-                )
+            item = Loss.quarantined(
+                **row, kind=DUPLICATE_ID, reason=reason, source_ref=ref, is_cause=number == 0
             )
+            self.losses.append(item)
 
     def _ref(self, row: int) -> str:
         return build_source_ref(self._path, self._row_name(row))

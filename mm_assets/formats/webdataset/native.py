@@ -44,7 +44,15 @@ from mm_assets.formats.webdataset.layout import (
     naming_sample,
     sample_stem,
 )
-from mm_assets.formats.webdataset.rows import Row, Sample, is_readable, read_declared, resolve_keys, width
+from mm_assets.formats.webdataset.rows import (
+    Row,
+    Sample,
+    is_readable,
+    read_declared,
+    resolve_keys,
+    row_order,
+    width,
+)
 from mm_assets.model import json_codec
 from mm_assets.model.errors import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS, Fault
 from mm_assets.model.json_codec import dumps
@@ -116,7 +124,7 @@ def _decode(
         _apply(bookkeeping, sample, place)
         _refuse_undeclared(sample, payload, place)
     _refuse_lengths(metadata, place)
-    sample.rows.sort(key=lambda row: (row.position, row.modality == "image"))
+    sample.rows.sort(key=row_order)
     return sample
 
 

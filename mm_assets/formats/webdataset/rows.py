@@ -392,6 +392,11 @@ class Row:
     extras: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def row_order(row: Row) -> tuple[int, bool]:
+    """Return the key by which the rows of a sample are sorted: by position, text before image."""
+    return row.position, row.modality == "image"
+
+
 @dataclass(slots=True)
 class Sample:
     """The rows of one sample.

@@ -327,41 +327,27 @@ class TarSamples:
     def _quarantine(self, sample: Sample, member: Member, kind: str, reason: str) -> None:
         json_ref = member_ref(self.path, member)
         for number, row in enumerate(sample.rows):
+            item = sample.sample_id, row.position, row.modality
             ref = json_ref if row.source_ref is None else row.source_ref
-            self.losses.append(
-                Loss(
-                    sample.sample_id,
-                    row.position,
-                    row.modality,
-                    "quarantined",
-                    kind,
-                    _shortened(reason),
-                    source_ref=ref,
-                    is_cause=number == 0,
-                )
-            )
+            self.losses.append(Loss.quarantined(*item, kind, _shortened(reason), ref, is_cause=number == 0))
 
     def _undecodable(self, member: Member, error: SampleError) -> Loss:
         sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
         return _lost_sample(self._id_prefix + sample_id, error, error.source_ref or self._place(member))
 
     def _damaged_range(self, damaged_range: DamagedRange) -> Loss:
-        damage = damaged_range.damage
-        size = damaged_range.end - damaged_range.start
-        ref = build_source_ref(self.images_path, None, damaged_range.start, size)
-        return Loss(None, None, None, "quarantined", damage.kind, str(damage), source_ref=ref)
+        return lost_range(self.images_path, damaged_range.start, damaged_range.end, damaged_range.damage)
+
+
+def lost_range(path: str, start: int, end: int, damage: TarDamage) -> Loss:
+    """Return the ledger's entry of bytes of a file that cannot be read."""
+    ref = build_source_ref(path, None, start, end - start)
+    return Loss.quarantined(None, None, None, damage.kind, str(damage), ref)
 
 
 def _lost_sample(sample_id: str, error: SampleError, ref: str) -> Loss:
-    return Loss(
-        sample_id,
-        METADATA_POSITION,
-        "metadata",
-        "quarantined",
-        error.kind,
-        _shortened(str(error)),
-        source_ref=ref,
-    )
+    reason = _shortened(str(error))
+    return Loss.quarantined(sample_id, METADATA_POSITION, "metadata", error.kind, reason, ref)
 
 
 def _with_packing(index: TarIndex, damage: TarDamage, size: int) -> TarIndex:
