@@ -40,7 +40,7 @@ from mm_assets.model.errors import (
     ShardError,
 )
 from mm_assets.model.losses import Loss
-from mm_assets.model.nested_types import broken_rows, is_bytes, take_rows, with_bytes
+from mm_assets.model.nested_types import broken_rows, is_bytes, is_text, take_rows, with_bytes
 from mm_assets.model.samples import build_source_ref, sample_offsets, sort_items
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
@@ -360,8 +360,7 @@ def _check_required_types(schema: pa.Schema, path: str) -> None:
     for name in REQUIRED_COLUMNS:
         type_ = schema.field(name).type
         plain = type_.value_type if pa.types.is_dictionary(type_) else type_
-        is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
-        if not (pa.types.is_integer(plain) if name == "position" else is_text):
+        if not (pa.types.is_integer(plain) if name == "position" else is_text(plain)):
             raise ShardError(f"{path}: not interleaved data: column {name!r} is {type_!s:.100}")
 
 
