@@ -29,8 +29,8 @@ from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.tar.index import Member, TarDamage, TarIndex
-from mm_assets.formats.tar.scan import read_members
-from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.formats.tar.scan import read_member
+from mm_assets.formats.tar.spool import open_tar, unpacked_limit
 from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.documents import Mint1tDecoder
 from mm_assets.formats.webdataset.layout import SAMPLE_ID, RawLayout, SampleError, is_native_layout
@@ -49,9 +49,7 @@ from mm_assets.storage.files import (
     is_remote,
     join,
     local_path,
-    open_binary,
     remove,
-    size_of,
     staged,
 )
 
@@ -133,16 +131,8 @@ def local_lines(uri: str, name: str, options: StorageOptions | None) -> Iterator
     Args:
         name: name of the file in errors.
     """
-    limit = unpacked_limit(size_of(uri, options))
     damaged: list[TarDamage] = []
-    if is_remote(uri):
-        with (
-            open_binary(uri, options) as file,
-            local_tar(file, name, max_bytes=limit, damaged=damaged) as descriptor,
-        ):
-            yield _lines(descriptor, damaged)
-        return
-    with local_tar(local_path(uri), name, max_bytes=limit, damaged=damaged) as descriptor:
+    with open_tar(uri, name, options, damaged) as descriptor:
         yield _lines(descriptor, damaged)
 
 
@@ -364,9 +354,7 @@ class JsonlSamples(TarSamples):
         return sample
 
     def _bytes_of(self, member: Member) -> bytes:
-        data = bytearray(member.size)
-        read_members(self._lines.descriptor, [member], memoryview(data), self.name)
-        return bytes(data)
+        return read_member(self._lines.descriptor, member, self.name)
 
 
 class InterleavedJsonlReader(InterleavedWebdatasetReader):

@@ -22,7 +22,7 @@ from functools import cache, cached_property
 
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.names import RAW_SUFFIXES, is_parquet, passed_over_line, tars_first
-from mm_assets.formats.paired.merge import PairedAddress, modality_of, parts_of
+from mm_assets.formats.paired.merge import PairedAddress, modality_of
 from mm_assets.formats.parquet.reader_writer import open_source
 from mm_assets.formats.partitions import (
     Partition,
@@ -32,7 +32,7 @@ from mm_assets.formats.partitions import (
     ref_path,
     root_of_locations,
 )
-from mm_assets.formats.pdf.address import PdfAddress, pdf_files_of, pdf_location
+from mm_assets.formats.pdf.address import PdfAddress, pdf_location
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
@@ -101,7 +101,13 @@ def location_of(item: str) -> str:
 
 def originals_of(url: str) -> dict[str, str]:
     """Return the files that a raw shard made when opened is made of, by their names in locators."""
-    return parts_of(url) | pdf_files_of(url)
+    for address in (PairedAddress, PdfAddress):
+        scheme = f"{address.protocol}://"
+        if url.startswith(scheme):
+            token, _, name = url.removeprefix(scheme).partition("/")
+            originals = address.parse(token).originals(name.removesuffix(".tar"))
+            return {name: f"{scheme}{token}/{name}" for name in originals}
+    return {}
 
 
 class RawReader(InterleavedWebdatasetReader):

@@ -22,7 +22,7 @@ from mm_assets.formats.tar.scan import (
     Member,
     Skipped,
     TarIndex,
-    read_members,
+    read_member,
     scan,
     scan_tolerant,
 )
@@ -242,9 +242,7 @@ class TarSamples:
         return member.name, ref, _UNREFERENCED
 
     def _bytes_of(self, member: Member) -> bytes:
-        data = bytearray(member.size)
-        read_members(self.descriptor, [member], memoryview(data), self.name)
-        return bytes(data)
+        return read_member(self.descriptor, member, self.name)
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
         source: str | IO[bytes] = local_path(uri)
@@ -252,13 +250,11 @@ class TarSamples:
             self._download = stack.enter_context(closing(Download(uri, options)))
             source = self._download.file
         limit = unpacked_limit(size_of(uri) if self._download is None else self._download.size)
-        if self._ids is None:
-            descriptor = stack.enter_context(local_tar(source, self.images_name, max_bytes=limit))
+        damaged: list[TarDamage] | None = None if self._ids is None else []
+        opened = local_tar(source, self.images_name, max_bytes=limit, damaged=damaged)
+        descriptor = stack.enter_context(opened)
+        if damaged is None:
             return descriptor, scan(descriptor, self.images_name)
-        damaged: list[TarDamage] = []
-        descriptor = stack.enter_context(
-            local_tar(source, self.images_name, max_bytes=limit, damaged=damaged)
-        )
         index = scan_tolerant(descriptor, self.images_name)
         return descriptor, _with_packing(
             index, damaged[0], os.fstat(descriptor).st_size
