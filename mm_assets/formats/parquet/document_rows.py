@@ -305,8 +305,11 @@ def build_rows(
             their types and errors are not known.
     """
 
+    requested = set(schema.names)
+
     def row(document: int, modality: str, position: int, place: str | None = None) -> Row:
-        ref = build_source_ref(path, row_name(first + document, place))
+        name = row_name(first + document, place)
+        ref = build_source_ref(path, name) if "source_ref" in requested else None
         return Row(position, modality, _TYPES.get(modality), source_ref=ref)
 
     samples = [Sample(id_, [row(at, "metadata", METADATA_POSITION)]) for at, id_ in enumerate(ids)]
@@ -323,7 +326,8 @@ def build_rows(
     blobs = pa.nulls(len(rows), pa.large_binary())
     for name, items in found.items():
         if items.column == layout.texts:
-            for item, text in zip(rows_of[name], items.texts().to_pylist(), strict=True):
+            texts = items.texts().to_pylist() if "text_content" in requested else []
+            for item, text in zip(rows_of[name], texts, strict=False):
                 item.text = text
         elif max_image_bytes is not None:
             places = np.array([at for at, row in enumerate(rows) if row.modality == "image"], np.int64)
@@ -332,12 +336,11 @@ def build_rows(
         elif items.column.is_name:
             for item, token in zip(rows_of[name], items.names(), strict=True):
                 item.error = no_bytes(token)
-    if SOURCE in schema.names:
+    if SOURCE in requested:
         _keep_residues(documents, layout, samples, found, rows_of)
-    built = build_table(samples, blobs, pa.schema([json_field(SOURCE)]), schema.names)
-    spread = np.array([-1 if row.modality != "metadata" else 0 for row in rows], np.int64)
-    spread[spread == 0] = np.arange(len(samples))
-    at = pa.array(spread, mask=spread < 0)
+    built = build_table(samples, blobs, pa.schema([json_field(SOURCE)]), requested)
+    is_metadata = np.array([row.modality == "metadata" for row in rows], bool)
+    at = pa.array(np.cumsum(is_metadata) - 1, mask=~is_metadata)
     arrays = [
         built.column(f.name)
         if f.name in built.column_names
