@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import posixpath
 import re
@@ -159,7 +160,6 @@ def _add(members: list[Member], descriptor: int, number: int, start: int, end: i
         members.append(Member(f"line {number}", start, size, None, start))
 
 
-_COPIED = 1 << 20
 _IMAGES_COLUMN = "images"  # entry of a report: the tar that the lines name
 _LEVEL = 6  # of gzip: higher ones take far longer and save a few percent
 _STORED = 0  # for text that compresses so well that readers would take it for a decompression bomb
@@ -225,7 +225,9 @@ class JsonlSink(Sink):
             return None, 0
         name, nbytes = None, 0
         if self._tar.groups:
-            name = images_name(stem_of(self._uri), _digest_of(self._images.path))
+            with open(self._images.path, "rb") as images:
+                digest = hashlib.file_digest(images, xxhash.xxh3_64).hexdigest()
+            name = images_name(stem_of(self._uri), digest)
             self._images.uri = join(posixpath.dirname(self._uri) or ".", name)
             nbytes = self._images.publish()
         with self._lines, staged(self._uri, self._options) as packed:
@@ -254,14 +256,6 @@ class JsonlSink(Sink):
 
 def _folder_of(uri: str) -> str | None:
     return None if is_remote(uri) else os.path.dirname(local_path(uri)) or "."
-
-
-def _digest_of(path: str) -> str:
-    digest = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while block := file.read(_COPIED):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 class JsonlSamples(TarSamples):

@@ -297,7 +297,8 @@ class RawLocations:
     ) -> dict[str, RawShard]:
         by_name: dict[str, list[str]] = {}
         for file in files:
-            by_name.setdefault(partition_name(file, self._root_of(file)), []).append(file)
+            root = self.remote_root if is_remote(file) else self.local_root
+            by_name.setdefault(partition_name(file, root), []).append(file)
         groups: dict[str, list[str]] = {}
         for name, same in sorted(by_name.items()) if shards_per_partition > 1 else by_name.items():
             if len(same) == 1:
@@ -389,9 +390,6 @@ class RawLocations:
         if folder not in self._real_folders:
             self._real_folders[folder] = os.path.realpath(folder)
         return os.path.join(self._real_folders[folder], name)
-
-    def _root_of(self, file: str) -> str:
-        return self.remote_root if is_remote(file) else self.local_root
 
 
 def relative_root(roots: Sequence[str]) -> str | None:

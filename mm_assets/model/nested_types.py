@@ -191,6 +191,19 @@ _MAX_KEPT_RATIO = 2  # bytes kept in memory per byte used
 _SLACK = 1 << 16  # bytes kept in vain that are not worth a copy
 
 
+def blob_array(offsets: npt.ArrayLike, data: pa.Buffer, is_valid: Sequence[bool]) -> pa.Array:
+    """Return values that lie one after the other in a buffer as ``large_binary``, without a copy of them.
+
+    Args:
+        offsets: where each begins, and the end of the last.
+        data: the buffer.
+        is_valid: whether each is there, or null.
+    """
+    validity = None if all(is_valid) else pa.array(is_valid, pa.bool_()).buffers()[1]
+    buffers = [validity, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), data]
+    return pa.Array.from_buffers(pa.large_binary(), len(is_valid), buffers)
+
+
 def binary_views(chunk: pa.Array) -> list[memoryview | None]:
     """Return one view into the array's own buffer per value, None for null.
 

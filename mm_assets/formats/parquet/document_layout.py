@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from mm_assets.formats.webdataset.layout import IMAGES, MAX_FIELDS, SAMPLE_ID, SOURCE, TEXTS, RawLayout
 from mm_assets.model import json_codec
-from mm_assets.model.nested_types import is_bytes, is_list, is_text
+from mm_assets.model.nested_types import blob_array, is_bytes, is_list, is_text
 from mm_assets.model.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS
 
 BYTES, PATH, TEXT = "bytes", "path", "text"  # fields of an image, and of a text
@@ -373,8 +373,7 @@ def spread_blobs(blobs: pa.Array, at: Numbers, places: Numbers, rows: int) -> pa
     offsets[places + 1] = sizes[at]
     is_present = np.zeros(rows, bool)
     is_present[places] = _valid(blobs)[at]
-    buffers = [pa.array(is_present).buffers()[1], pa.py_buffer(np.cumsum(offsets) + first), data]
-    return pa.Array.from_buffers(pa.large_binary(), rows, buffers)
+    return blob_array(np.cumsum(offsets) + first, data, is_present.tolist())
 
 
 def _packed(blobs: pa.Array) -> tuple[Numbers, pa.Buffer, int]:

@@ -178,17 +178,11 @@ def _refuse_odd(field: pa.Field) -> None:
         key.decode(), value.decode()  # Lance refuses metadata that is not UTF-8
     if is_json(field) and field.type not in _JSON_TYPES:
         raise ValueError("JSON text is no such type")
-    if _takes_room(field.type) and not all(
-        field.type.field(index).nullable for index in range(field.type.num_fields)
-    ):
+    contains_nulls = pa.types.is_struct(field.type) or pa.types.is_fixed_size_list(field.type)
+    if contains_nulls and not all(field.type.field(index).nullable for index in range(field.type.num_fields)):
         raise ValueError("a row without it would have nulls where none may be")
     if pa.types.is_struct(field.type) and len({child.name for child in field.type}) != field.type.num_fields:
         raise ValueError("field names are not unique")
-
-
-def _takes_room(type_: pa.DataType) -> bool:
-    """Return True if a null of the type contains nulls."""
-    return bool(pa.types.is_struct(type_) or pa.types.is_fixed_size_list(type_))
 
 
 def _with_inner(field: pa.Field) -> Iterator[pa.Field]:

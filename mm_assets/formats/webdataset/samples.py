@@ -139,7 +139,7 @@ class TarSamples:
                 self.items += 1
                 ref = build_source_ref(self.path, skipped.name, skipped.header_offset)
                 self.losses.append(_lost_sample(self._id_prefix + sample_stem(skipped.name), no_file, ref))
-        self.losses += [self._damaged_range(damaged_range) for damaged_range in self.index.damaged_ranges]
+        self.losses += [lost_range(self.images_path, *damaged) for damaged in self.index.damaged_ranges]
 
     def decode(self, member: Member) -> Sample:
         """Return the sample of a json member, or of the text member of a pair without a json.
@@ -330,9 +330,6 @@ class TarSamples:
     def _undecodable(self, member: Member, error: SampleError) -> Loss:
         sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
         return _lost_sample(self._id_prefix + sample_id, error, error.source_ref or self._place(member))
-
-    def _damaged_range(self, damaged_range: DamagedRange) -> Loss:
-        return lost_range(self.images_path, damaged_range.start, damaged_range.end, damaged_range.damage)
 
 
 def lost_range(path: str, start: int, end: int, damage: TarDamage) -> Loss:
