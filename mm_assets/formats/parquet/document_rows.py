@@ -280,7 +280,6 @@ def _misfits(batch: pa.RecordBatch, first: int) -> dict[int, str]:
 
 
 _SNIFFED = 64  # bytes
-_TYPES = {"metadata": METADATA_TYPE, "text": TEXT_TYPE}  # of an image, its bytes tell
 
 
 def build_rows(
@@ -307,22 +306,24 @@ def build_rows(
 
     requested = set(schema.names)
 
-    def row(document: int, modality: str, position: int, place: str | None = None) -> Row:
-        name = row_name(first + document, place)
-        ref = build_source_ref(path, name) if "source_ref" in requested else None
-        return Row(position, modality, _TYPES.get(modality), source_ref=ref)
-
-    samples = [Sample(id_, [row(at, "metadata", METADATA_POSITION)]) for at, id_ in enumerate(ids)]
+    samples = [Sample(id_, [Row(METADATA_POSITION, "metadata", METADATA_TYPE)]) for id_ in ids]
     found = items_in(layout, documents)
-    rows_of: dict[str, list[Row]] = {name: [] for name in found}
+    rows_of: dict[str, list[Row]] = {}
     for name, items in found.items():
-        modality = "text" if items.column == layout.texts else "image"
-        for document, position in zip(items.rows.tolist(), items.positions.tolist(), strict=True):
-            rows_of[name].append(row(document, modality, position, items.column.place(position)))
-            samples[document].rows.append(rows_of[name][-1])
+        modality, type_ = ("text", TEXT_TYPE) if items.column == layout.texts else ("image", None)
+        rows_of[name] = [Row(position, modality, type_) for position in items.positions.tolist()]
+        for document, row in zip(items.rows.tolist(), rows_of[name], strict=True):
+            samples[document].rows.append(row)
     for sample in samples:
         sample.rows.sort(key=row_order)
     rows = [row for sample in samples for row in sample.rows]
+    if "source_ref" in requested:
+        columns = {"text": layout.texts, "image": layout.images}
+        for number, sample in enumerate(samples, first):
+            for row in sample.rows:
+                column = columns.get(row.modality)
+                name = row_name(number, None if column is None else column.place(row.position))
+                row.source_ref = build_source_ref(path, name)
     blobs = pa.nulls(len(rows), pa.large_binary())
     for name, items in found.items():
         if items.column == layout.texts:
