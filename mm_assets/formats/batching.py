@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.model.errors import ShardError
-from mm_assets.model.nested_types import compact, is_bytes, take_rows
+from mm_assets.model.nested_types import compact, is_bytes, is_list, is_text, take_rows
 from mm_assets.model.samples import Offsets, sample_codes, sample_offsets
 
 Sizes = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ def _array_row_bytes(array: pa.Array) -> Sizes:
         for index in range(type_.num_fields):
             sizes += _array_row_bytes(array.field(index))
         return sizes
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_):
+    if is_list(type_) or pa.types.is_map(type_):
         return _list_row_bytes(array)
     if pa.types.is_fixed_size_list(type_):
         values = array.values.slice(array.offset * type_.list_size, len(array) * type_.list_size)
@@ -108,8 +108,7 @@ def _list_row_bytes(array: pa.Array) -> Sizes:
 
 
 def _is_text_or_binary(type_: pa.DataType) -> bool:
-    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
-    return is_text or pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
+    return is_text(type_) or is_bytes(type_)
 
 
 def cut_by_bytes(tables: Iterable[pa.Table], max_bytes: int | None) -> Iterator[pa.Table]:

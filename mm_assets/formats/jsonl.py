@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import posixpath
 import re
@@ -29,20 +30,18 @@ from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.tar.index import Member, TarDamage, TarIndex
-from mm_assets.formats.tar.scan import read_members
-from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.formats.tar.scan import read_member
+from mm_assets.formats.tar.spool import open_tar, unpacked_limit
 from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.documents import Mint1tDecoder
 from mm_assets.formats.webdataset.layout import SAMPLE_ID, RawLayout, SampleError, is_native_layout
 from mm_assets.formats.webdataset.native import SampleEncoder, decode_native
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.rows import Sample
-from mm_assets.formats.webdataset.samples import TarSamples
+from mm_assets.formats.webdataset.samples import TarSamples, lost_range
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.errors import BAD_LAYOUT, ShardError
 from mm_assets.model.json_codec import dumps
-from mm_assets.model.losses import Loss
-from mm_assets.model.samples import build_source_ref
 from mm_assets.storage.files import (
     StagedFile,
     StorageOptions,
@@ -51,9 +50,7 @@ from mm_assets.storage.files import (
     is_remote,
     join,
     local_path,
-    open_binary,
     remove,
-    size_of,
     staged,
 )
 
@@ -135,16 +132,8 @@ def local_lines(uri: str, name: str, options: StorageOptions | None) -> Iterator
     Args:
         name: name of the file in errors.
     """
-    limit = unpacked_limit(size_of(uri, options))
     damaged: list[TarDamage] = []
-    if is_remote(uri):
-        with (
-            open_binary(uri, options) as file,
-            local_tar(file, name, max_bytes=limit, damaged=damaged) as descriptor,
-        ):
-            yield _lines(descriptor, damaged)
-        return
-    with local_tar(local_path(uri), name, max_bytes=limit, damaged=damaged) as descriptor:
+    with open_tar(uri, name, options, damaged) as descriptor:
         yield _lines(descriptor, damaged)
 
 
@@ -171,7 +160,6 @@ def _add(members: list[Member], descriptor: int, number: int, start: int, end: i
         members.append(Member(f"line {number}", start, size, None, start))
 
 
-_COPIED = 1 << 20
 _IMAGES_COLUMN = "images"  # entry of a report: the tar that the lines name
 _LEVEL = 6  # of gzip: higher ones take far longer and save a few percent
 _STORED = 0  # for text that compresses so well that readers would take it for a decompression bomb
@@ -237,7 +225,9 @@ class JsonlSink(Sink):
             return None, 0
         name, nbytes = None, 0
         if self._tar.groups:
-            name = images_name(stem_of(self._uri), _digest_of(self._images.path))
+            with open(self._images.path, "rb") as images:
+                digest = hashlib.file_digest(images, xxhash.xxh3_64).hexdigest()
+            name = images_name(stem_of(self._uri), digest)
             self._images.uri = join(posixpath.dirname(self._uri) or ".", name)
             nbytes = self._images.publish()
         with self._lines, staged(self._uri, self._options) as packed:
@@ -268,14 +258,6 @@ def _folder_of(uri: str) -> str | None:
     return None if is_remote(uri) else os.path.dirname(local_path(uri)) or "."
 
 
-def _digest_of(path: str) -> str:
-    digest = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while block := file.read(_COPIED):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 class JsonlSamples(TarSamples):
     """An opened file of lines, and the tar with its images.
 
@@ -297,11 +279,7 @@ class JsonlSamples(TarSamples):
     def sound(self) -> Iterator[tuple[Member, Sample]]:
         yield from super().sound()
         if (damage := self._lines.damage) is not None:
-            size = self._lines.nbytes - self._lines.end
-            ref = build_source_ref(self.path, None, self._lines.end, size)
-            self.losses.append(
-                Loss(None, None, None, "quarantined", damage.kind, str(damage), source_ref=ref)
-            )
+            self.losses.append(lost_range(self.path, self._lines.end, self._lines.nbytes, damage))
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
         self._lines = stack.enter_context(local_lines(uri, self.name, options))
@@ -370,9 +348,7 @@ class JsonlSamples(TarSamples):
         return sample
 
     def _bytes_of(self, member: Member) -> bytes:
-        data = bytearray(member.size)
-        read_members(self._lines.descriptor, [member], memoryview(data), self.name)
-        return bytes(data)
+        return read_member(self._lines.descriptor, member, self.name)
 
 
 class InterleavedJsonlReader(InterleavedWebdatasetReader):

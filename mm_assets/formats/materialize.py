@@ -26,20 +26,12 @@ from mm_assets.formats.names import is_block, is_parquet
 from mm_assets.formats.parquet.files import row_of
 from mm_assets.formats.tar.index import TarDamage
 from mm_assets.formats.tar.scan import Member, TarIndex, scan
-from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.formats.tar.spool import open_tar
 from mm_assets.model.errors import FETCH_FAILED, Fault, ImageError, MmAssetsError, lost_frame, missing_member
 from mm_assets.model.losses import with_errors
 from mm_assets.model.samples import InterleavedBatch, SourceRef, parse_source_ref, sample_offsets
 from mm_assets.storage.errors import is_store_failure
-from mm_assets.storage.files import (
-    StorageOptions,
-    filesystem,
-    is_remote,
-    join,
-    local_path,
-    open_binary,
-    size_of,
-)
+from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, local_path
 from mm_assets.storage.stores import canonical_url, clean_url, without_secrets
 
 __all__ = ["materialize"]
@@ -110,7 +102,7 @@ def open_fetcher(uri: str, name: str, options: StorageOptions | None = None) -> 
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block forever
         raise FetchError("not a regular file")
     # Offsets are those of the unpacked tar.
-    with local_tar(path, name, max_bytes=unpacked_limit(os.path.getsize(path))) as descriptor:
+    with open_tar(uri, name) as descriptor:
         yield _LocalFetcher(name, descriptor)
 
 
@@ -204,11 +196,7 @@ class _RemoteFetcher(Fetcher):
         if all(request == (None, None, None) for request in requests):
             data = self._fs.cat_file(self._path)
             return [data] * len(requests)
-        limit = unpacked_limit(size_of(self._uri, self._options))
-        with (
-            open_binary(self._uri, self._options) as stream,
-            local_tar(stream, self._name, max_bytes=limit) as descriptor,
-        ):
+        with open_tar(self._uri, self._name, self._options) as descriptor:
             return _LocalFetcher(self._name, descriptor).fetch(requests)
 
 

@@ -22,7 +22,7 @@ from functools import cache, cached_property
 
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.names import RAW_SUFFIXES, is_parquet, passed_over_line, tars_first
-from mm_assets.formats.paired.merge import PairedAddress, modality_of, parts_of
+from mm_assets.formats.paired.merge import PairedAddress, modality_of
 from mm_assets.formats.parquet.reader_writer import open_source
 from mm_assets.formats.partitions import (
     Partition,
@@ -32,7 +32,7 @@ from mm_assets.formats.partitions import (
     ref_path,
     root_of_locations,
 )
-from mm_assets.formats.pdf.address import PdfAddress, pdf_files_of, pdf_location
+from mm_assets.formats.pdf.address import PdfAddress, pdf_location
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
@@ -101,7 +101,13 @@ def location_of(item: str) -> str:
 
 def originals_of(url: str) -> dict[str, str]:
     """Return the files that a raw shard made when opened is made of, by their names in locators."""
-    return parts_of(url) | pdf_files_of(url)
+    for address in (PairedAddress, PdfAddress):
+        scheme = f"{address.protocol}://"
+        if url.startswith(scheme):
+            token, _, name = url.removeprefix(scheme).partition("/")
+            originals = address.parse(token).originals(name.removesuffix(".tar"))
+            return {name: f"{scheme}{token}/{name}" for name in originals}
+    return {}
 
 
 class RawReader(InterleavedWebdatasetReader):
@@ -291,7 +297,8 @@ class RawLocations:
     ) -> dict[str, RawShard]:
         by_name: dict[str, list[str]] = {}
         for file in files:
-            by_name.setdefault(partition_name(file, self._root_of(file)), []).append(file)
+            root = self.remote_root if is_remote(file) else self.local_root
+            by_name.setdefault(partition_name(file, root), []).append(file)
         groups: dict[str, list[str]] = {}
         for name, same in sorted(by_name.items()) if shards_per_partition > 1 else by_name.items():
             if len(same) == 1:
@@ -383,9 +390,6 @@ class RawLocations:
         if folder not in self._real_folders:
             self._real_folders[folder] = os.path.realpath(folder)
         return os.path.join(self._real_folders[folder], name)
-
-    def _root_of(self, file: str) -> str:
-        return self.remote_root if is_remote(file) else self.local_root
 
 
 def relative_root(roots: Sequence[str]) -> str | None:

@@ -80,6 +80,12 @@ class FileSource(ABC):
     def close(self) -> None: ...
 
 
+def require_interleaved(schema: pa.Schema, place: str) -> None:
+    """Raise `ShardError`, which names the place, if a column is missing without which rows are no items."""
+    if missing := [name for name in REQUIRED_COLUMNS if name not in schema.names]:
+        raise ShardError(f"{place}: not interleaved data, column {missing[0]!r} is missing")
+
+
 class InterleavedReader(ABC):
     """Base of readers of files into `InterleavedBatch`; iterable any number of times.
 

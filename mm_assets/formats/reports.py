@@ -19,6 +19,7 @@ from mm_assets.formats.webdataset.layout import SOURCE
 from mm_assets.model.errors import MmAssetsError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import ItemError, Loss
+from mm_assets.model.nested_types import is_bytes, is_text
 from mm_assets.model.samples import Example
 
 __all__ = ["PartitionReport", "WriteReport"]
@@ -366,13 +367,11 @@ def _is_text(name: str, leaf: str) -> bool:
 
 
 def _is_string(type_: pa.DataType) -> bool:
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(test(type_) for test in tests)
+    return is_text(type_) or bool(pa.types.is_string_view(type_))
 
 
 def _is_blob(type_: pa.DataType) -> bool:
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    return any(test(type_) for test in tests)
+    return is_bytes(type_) or bool(pa.types.is_binary_view(type_))
 
 
 def _leaves_of(type_: pa.DataType, is_leaf: Callable[[pa.DataType], bool], name: str = "") -> Iterator[str]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.model.errors import MmAssetsError
+from mm_assets.model.nested_types import is_bytes, is_list, is_text
 
 # {"__arrow__": x}: x is the storage value (the integer of a date or time, the text of a JSON cell).
 RAW = "__arrow__"
@@ -216,9 +217,9 @@ def _unsupported_type(field: pa.Field) -> pa.DataType | None:
 
 
 def _is_natural(type_: pa.DataType) -> bool:
-    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
     return (
-        is_text
+        is_text(type_)
+        or pa.types.is_string_view(type_)
         or pa.types.is_null(type_)
         or pa.types.is_boolean(type_)
         or pa.types.is_integer(type_)
@@ -227,16 +228,13 @@ def _is_natural(type_: pa.DataType) -> bool:
 
 
 def _is_binary(type_: pa.DataType) -> bool:
-    is_sized = (
-        pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
-    )
-    return is_sized or pa.types.is_binary_view(type_)
+    return is_bytes(type_) or pa.types.is_fixed_size_binary(type_) or pa.types.is_binary_view(type_)
 
 
 def _is_list(type_: pa.DataType) -> bool:
     if pa.types.is_fixed_size_list(type_):
         return bool(type_.list_size)  # Arrow divides by the size and crashes for 0
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+    return is_list(type_)
 
 
 def is_too_deep(text: str) -> bool:

@@ -52,6 +52,21 @@ class Loss:
     source_ref: str | None = None
     is_cause: bool = True
 
+    @classmethod
+    def quarantined(
+        cls,
+        sample_id: str | None,
+        position: int | None,
+        modality: str | None,
+        kind: str,
+        reason: str,
+        source_ref: str | None = None,
+        is_cause: bool = True,
+    ) -> Loss:
+        """Return the loss of an item for a fault of a class: its own, or that of another of its sample."""
+        outcome: Outcome = "quarantined"
+        return cls(sample_id, position, modality, outcome, kind, reason, None, None, source_ref, is_cause)
+
     @property
     def is_item(self) -> bool:
         """True if this is an item that was counted as read, and is not in the output."""
@@ -190,7 +205,7 @@ def _losses(dropped: pa.Table, errors: tuple[ItemError, ...]) -> tuple[Loss, ...
             cause = first[sample_id]
             kind = INCOMPLETE_SAMPLE
             reason = f"its sample has an error at position {cause.position}: {cause.message}"
-        losses.append(Loss(sample_id, position, modality, "quarantined", kind, reason, is_cause=is_cause))
+        losses.append(Loss.quarantined(sample_id, position, modality, kind, reason, is_cause=is_cause))
     return tuple(with_source_refs(losses, dropped))
 
 

@@ -34,6 +34,40 @@ def with_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) ->
     return type_
 
 
+def is_text(type_: pa.DataType) -> bool:
+    """Return True for text with 32- or 64-bit offsets."""
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def is_bytes(type_: pa.DataType) -> bool:
+    """Return True for a binary type with 32- or 64-bit offsets."""
+    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Return True for lists without a size, with 32- or 64-bit offsets."""
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def value_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type of the values of an extension or a dictionary; any other type as it is."""
+    while True:
+        if isinstance(type_, pa.BaseExtensionType):
+            type_ = type_.storage_type
+        elif pa.types.is_dictionary(type_):
+            type_ = type_.value_type
+        else:
+            return type_
+
+
+def inner_types(type_: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the `value_type` of a type, and of all types inside it."""
+    type_ = value_type(type_)
+    yield type_
+    for at in range(type_.num_fields):
+        yield from inner_types(type_.field(at).type)
+
+
 def plain_type(type_: pa.DataType) -> pa.DataType:
     """Return the type with map entries named as Arrow does, items of fixed-size lists as Parquet does.
 
@@ -157,6 +191,19 @@ _MAX_KEPT_RATIO = 2  # bytes kept in memory per byte used
 _SLACK = 1 << 16  # bytes kept in vain that are not worth a copy
 
 
+def blob_array(offsets: npt.ArrayLike, data: pa.Buffer, is_valid: Sequence[bool]) -> pa.Array:
+    """Return values that lie one after the other in a buffer as ``large_binary``, without a copy of them.
+
+    Args:
+        offsets: where each begins, and the end of the last.
+        data: the buffer.
+        is_valid: whether each is there, or null.
+    """
+    validity = None if all(is_valid) else pa.array(is_valid, pa.bool_()).buffers()[1]
+    buffers = [validity, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), data]
+    return pa.Array.from_buffers(pa.large_binary(), len(is_valid), buffers)
+
+
 def binary_views(chunk: pa.Array) -> list[memoryview | None]:
     """Return one view into the array's own buffer per value, None for null.
 
@@ -217,11 +264,6 @@ def _slices(column: pa.ChunkedArray, runs: Sequence[tuple[int, int]]) -> pa.Chun
     return pa.chunked_array(
         [chunk for start, length in runs for chunk in column.slice(start, length).chunks], column.type
     )
-
-
-def is_bytes(type_: pa.DataType) -> bool:
-    """Return True for a binary type with 32- or 64-bit offsets."""
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
 
 
 def refuse_broken_text(rows: pa.Table, where: str) -> None:
@@ -293,8 +335,8 @@ def _is_sound(array: pa.Array, unused: bool = False) -> bool:
         first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
         return all(_is_sound(part.slice(first, end - first), unused) for part in (array.keys, array.items))
     if pa.types.is_nested(type_) and hasattr(array, "flatten"):  # lists of any kind
-        return not _has_text(type_) or _is_sound(array.flatten(), unused)
-    if not _is_text(type_):
+        return not any(map(_is_any_text, inner_types(type_))) or _is_sound(array.flatten(), unused)
+    if not _is_any_text(type_):
         return True
     try:
         array.validate(full=True)
@@ -303,18 +345,8 @@ def _is_sound(array: pa.Array, unused: bool = False) -> bool:
     return True
 
 
-def _has_text(type_: pa.DataType) -> bool:
-    if isinstance(type_, pa.BaseExtensionType):
-        return _has_text(type_.storage_type)
-    if pa.types.is_dictionary(type_):
-        return _has_text(type_.value_type)
-    return _is_text(type_) or any(_has_text(type_.field(at).type) for at in range(type_.num_fields))
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
-    )
+def _is_any_text(type_: pa.DataType) -> bool:
+    return is_text(type_) or bool(pa.types.is_string_view(type_))
 
 
 def _as_bytes(type_: pa.DataType) -> pa.DataType:

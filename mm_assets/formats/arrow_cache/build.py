@@ -24,7 +24,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from mm_assets.formats.arrow_cache import files
@@ -39,6 +38,7 @@ from mm_assets.formats.arrow_cache.files import (
     metadata_text,
     parse_metadata,
 )
+from mm_assets.model.nested_types import blob_array
 from mm_assets.model.schema import schema_to_text
 from mm_assets.storage.files import StorageOptions, filesystem, put, sweep, sync
 from mm_assets.storage.temporary import ABANDONED_SECONDS, building_folder, create_locked, temporary_name
@@ -329,14 +329,9 @@ def _joined(values: list[bytes | None]) -> pa.Array:
 
     Arrow's builder makes several copies as it grows.
     """
-    offsets = np.fromiter(
-        accumulate((len(value or b"") for value in values), initial=0), np.int64, len(values) + 1
-    )
-    valid = None
-    if None in values:
-        valid = pa.array([value is not None for value in values]).buffers()[1]
+    offsets = list(accumulate((len(value or b"") for value in values), initial=0))
     data = pa.py_buffer(b"".join(value or b"" for value in values))
-    return pa.Array.from_buffers(pa.large_binary(), len(values), [valid, pa.py_buffer(offsets), data])
+    return blob_array(offsets, data, [value is not None for value in values])
 
 
 class RemoteGeneration:

@@ -35,12 +35,11 @@ from mm_assets.formats.arrow_cache.files import (
 from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.parquet.files import SCHEMA_VERSION, SHARD, VERSION
 from mm_assets.formats.partitions import Partition
-from mm_assets.formats.reader import FileSource, InterleavedReader
+from mm_assets.formats.reader import FileSource, InterleavedReader, require_interleaved
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.writer import InterleavedWriter, Sink
 from mm_assets.model.digest import BLOBS
 from mm_assets.model.errors import ShardError
-from mm_assets.model.schema import REQUIRED_COLUMNS
 from mm_assets.storage.files import StorageOptions, exists, is_remote, join, local_path, open_binary, size_of
 
 __all__ = ["InterleavedArrowCacheReader", "InterleavedArrowCacheWriter"]
@@ -90,9 +89,7 @@ class ArrowCacheSource(FileSource):
             raise ShardError(str(error)) from error
         if self._meta.schema is None:
             raise ShardError(f"{self._folder}: not interleaved data, but the examples of a generator")
-        missing = [name for name in REQUIRED_COLUMNS if name not in self._meta.schema.names]
-        if missing:
-            raise ShardError(f"{self._folder}: not interleaved data, column {missing[0]!r} is missing")
+        require_interleaved(self._meta.schema, self._folder)
         super().__init__(uri, self._meta.schema, self._meta.num_rows)
 
     def _read_metadata(self) -> ShardedCacheMeta:

@@ -373,33 +373,6 @@ class FramePlan:
         return bytes(buffer)
 
 
-def frame_count(data: bytes | bytearray | memoryview) -> int:
-    """Return the number of frames: the directories of the file's main chain, with thumbnails and masks in it.
-
-    Raises:
-        ImageError: ``data`` is no TIFF, or a directory is damaged.
-    """
-    view = as_view(data)
-    layout, first = read_header(view)
-    return sum(1 for _ in iter_directories(view, layout, first))
-
-
-def plan_frames(data: bytes | bytearray | memoryview) -> list[FramePlan]:
-    """Return a plan for each frame, in file order.
-
-    Raises:
-        ImageError: A frame is damaged.
-        LosslessSplitError: (an ImageError) A frame cannot be taken out exactly. `plan_sound_frames` returns
-            the others.
-    """
-    plans: list[FramePlan] = []
-    for plan in plan_sound_frames(data):
-        if isinstance(plan, ImageError):
-            raise plan
-        plans.append(plan)
-    return plans
-
-
 def plan_sound_frames(data: bytes | bytearray | memoryview) -> list[FramePlan | ImageError]:
     """Return for each frame, in file order, its plan or its error (not raised).
 

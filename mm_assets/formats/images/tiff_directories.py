@@ -128,7 +128,24 @@ def read_header(view: memoryview) -> tuple[Layout, int]:
     return layout, layout.pointer.unpack_from(view, layout.header_size - layout.pointer.size)[0]
 
 
-def entry_number(view: memoryview, layout: Layout, offset: int) -> int:
+class FileBytes:
+    """The bytes of a TIFF inside an open file, each read when it is asked for."""
+
+    def __init__(self, fd: int, offset: int, size: int) -> None:
+        self._fd, self._offset, self._size = fd, offset, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, span: slice) -> bytes:
+        start, stop, _ = span.indices(self._size)
+        data = os.pread(self._fd, stop - start, self._offset + start)
+        if len(data) < stop - start:
+            raise ImageError(f"the file ends before byte {self._offset + stop}")
+        return data
+
+
+def entry_number(view: memoryview | FileBytes, layout: Layout, offset: int) -> int:
     """Return the number of entries of the directory at ``offset``, all of them inside the file.
 
     Raises:
@@ -136,7 +153,7 @@ def entry_number(view: memoryview, layout: Layout, offset: int) -> int:
     """
     if not layout.header_size <= offset <= len(view) - layout.number.size:
         raise ImageError(f"TIFF directory at offset {offset} lies outside the {len(view)} bytes")
-    number: int = layout.number.unpack_from(view, offset)[0]
+    number: int = layout.number.unpack(view[offset : offset + layout.number.size])[0]
     if not 0 < number <= _MAX_ENTRIES:
         raise ImageError(f"TIFF directory at offset {offset} claims {number} entries")
     if offset + layout.number.size + number * layout.entry.size > len(view):
@@ -154,7 +171,7 @@ def iter_entries(
     return layout.entry.iter_unpack(view[start : start + number * layout.entry.size])
 
 
-def next_directory(view: memoryview, layout: Layout, offset: int, number: int) -> int:
+def next_directory(view: memoryview | FileBytes, layout: Layout, offset: int, number: int) -> int:
     """Return the offset of the next directory in the chain, 0 at the end of it.
 
     Raises:
@@ -163,11 +180,11 @@ def next_directory(view: memoryview, layout: Layout, offset: int, number: int) -
     at = offset + layout.number.size + number * layout.entry.size
     if at + layout.pointer.size > len(view):
         raise ImageError(f"TIFF directory at offset {offset} is cut short: {len(view)} bytes given")
-    following: int = layout.pointer.unpack_from(view, at)[0]
+    following: int = layout.pointer.unpack(view[at : at + layout.pointer.size])[0]
     return following
 
 
-def iter_directories(view: memoryview, layout: Layout, first: int) -> Iterator[int]:
+def iter_directories(view: memoryview | FileBytes, layout: Layout, first: int) -> Iterator[int]:
     """Yield the offsets of the directories of a chain, in order.
 
     Raises:
@@ -277,48 +294,11 @@ def count_frames(fd: int, offset: int, size: int) -> tuple[int, ImageError | Non
         The count, and the error that ends the chain early (else None). The error is returned, not raised,
         because the frames before it can be used; it is the same error that `tiff.plan_sound_frames` reports.
     """
-    seen: set[int] = set()
+    count = 0
     try:
-        layout, at = read_header(memoryview(os.pread(fd, min(size, _LONGEST_HEADER), offset)))
-        room = size
-        if at == 0:
-            raise ImageError("TIFF without a directory")
-        while at:
-            if at in seen:
-                raise ImageError(f"TIFF directories form a loop at offset {at}")
-            if len(seen) == _MAX_DIRECTORIES:
-                raise ImageError(f"TIFF has more than {_MAX_DIRECTORIES} directories")
-            length, following = _directory(fd, offset, size, layout, at)
-            room -= length  # valid directories do not overlap, so together they fit into the file
-            if room < 0:
-                raise ImageError("TIFF directories overlap each other")
-            seen.add(at)
-            at = following
+        layout, first = read_header(memoryview(os.pread(fd, min(size, _LONGEST_HEADER), offset)))
+        for _ in iter_directories(FileBytes(fd, offset, size), layout, first):
+            count += 1
     except ImageError as error:
-        return len(seen), error.with_traceback(None)
-    return len(seen), None
-
-
-def _directory(fd: int, offset: int, size: int, layout: Layout, at: int) -> tuple[int, int]:
-    """Return the bytes of the directory at offset ``at`` of the TIFF, and the offset of the next one."""
-    if not layout.header_size <= at <= size - layout.number.size:
-        raise ImageError(f"TIFF directory at offset {at} lies outside the {size} bytes")
-    number: int = layout.number.unpack(_read(fd, offset + at, layout.number.size))[0]
-    if not 0 < number <= _MAX_ENTRIES:
-        raise ImageError(f"TIFF directory at offset {at} claims {number} entries")
-    link = layout.number.size + number * layout.entry.size
-    if at + link > size:
-        raise ImageError(
-            f"TIFF directory at offset {at} claims {number} entries: more than {size} bytes hold"
-        )
-    if at + link + layout.pointer.size > size:
-        raise ImageError(f"TIFF directory at offset {at} is cut short: {size} bytes given")
-    following: int = layout.pointer.unpack(_read(fd, offset + at + link, layout.pointer.size))[0]
-    return link + layout.pointer.size, following
-
-
-def _read(fd: int, at: int, size: int) -> bytes:
-    data = os.pread(fd, size, at)
-    if len(data) < size:
-        raise ImageError(f"the file ends before byte {at + size}")
-    return data
+        return count, error.with_traceback(None)
+    return count, None

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mm_assets.storage.errors import attempts, pause
-from mm_assets.storage.files import filesystem, local_bytes, sweep
+from mm_assets.storage.files import filesystem, local_bytes, replace_file, sweep
 from mm_assets.storage.stores import canonical_url, fsspec_arguments
-from mm_assets.storage.temporary import is_temporary, temporary_name
+from mm_assets.storage.temporary import is_temporary
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -126,14 +126,7 @@ class Location:
         if self._root is None:
             self._fs.pipe_file(f"{self.uri}/{path}", data)
             return
-        target = self._root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / temporary_name(target.name)
-        try:
-            temporary.write_bytes(data)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(str(self._root / path), data)
 
     def sweep(self, folder: str) -> None:
         """Remove what killed processes left in a local folder during a `put`."""

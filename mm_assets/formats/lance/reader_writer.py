@@ -18,7 +18,7 @@ from mm_assets.formats.lance.fragments import FragmentSet, removal, write_fragme
 from mm_assets.formats.lance.location import storage_options_from_env, until_answered
 from mm_assets.formats.lance.records import LancePartitionStats
 from mm_assets.formats.lance.snapshot import naming_table, opened, unreadable_text
-from mm_assets.formats.lance.table import LanceTable, MendingTable
+from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.lance.types import (
     from_storage,
     from_storage_schema,
@@ -28,7 +28,7 @@ from mm_assets.formats.lance.types import (
 )
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names
-from mm_assets.formats.reader import FileSource, InterleavedReader
+from mm_assets.formats.reader import FileSource, InterleavedReader, require_interleaved
 from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.digest import ContentDigest
@@ -104,9 +104,7 @@ class LanceSource(FileSource):
         stored = from_storage_schema(self._dataset.schema)
         schema = with_original_names(stored)
         self._stored_names = dict(zip(schema.names, stored.names, strict=True))
-        missing = [name for name in ("sample_id", "position", "modality") if name not in schema.names]
-        if missing:
-            raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
+        require_interleaved(schema, uri)
         fragments = self._dataset.get_fragments()
         selected = set(partition.fragments)
         self._is_ours = bool(selected)
@@ -322,7 +320,7 @@ class InterleavedLanceWriter(InterleavedWriter):
             table.commit([removal(name, schema) for name in present])
             table.ensure_indexes()
 
-    def _mend(self, table: MendingTable, reports: Sequence[PartitionReport]) -> set[str]:
+    def _mend(self, table: LanceTable, reports: Sequence[PartitionReport]) -> set[str]:
         """Repair the table before a commit of these partitions.
 
         Returns:
@@ -353,8 +351,8 @@ class InterleavedLanceWriter(InterleavedWriter):
             return None
         return found.hexdigest()
 
-    def _table(self) -> MendingTable:
-        return MendingTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
+    def _table(self) -> LanceTable:
+        return LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
 
     def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
         schema, left_out = super()._output_schema(found)

@@ -1,8 +1,7 @@
 """Lance table of many partitions: commits, repair, pinned versions and maintenance.
 
-* `LanceTable`: any number of partitions is replaced in one commit.
-* `MendingTable`: a table is repaired before a commit, as damage in partitions about to be replaced must not
-  prevent it.
+* `LanceTable`: any number of partitions is replaced in one commit. It is repaired before, as damage in
+  partitions about to be replaced must not prevent that.
 * `PinnedTable`: one version, held while others commit: its partitions, their files, and tags.
 * `maintain`: compaction, indexes, old versions.
 """
@@ -195,6 +194,27 @@ class LanceTable:
             lambda: partitions_with_values(*self._consistent(self._records.all), columns, among)
         )
 
+    def drop_damaged_records(self, partitions: Collection[str]) -> None:
+        """Delete unreadable records of these partitions, which are about to be written again."""
+        self._records.drop_damaged(partitions)
+
+    def take_out_unreadable(self, partitions: Collection[str]) -> None:
+        """Remove unreadable fragments of partitions that are about to be written again, in one commit."""
+
+        def attempt() -> None:
+            snapshot, records = self._consistent(lambda: self._records.of(partitions))
+            operation = removal_operation(snapshot, unreadable_fragments(self.uri, snapshot, records), {})
+            if operation is not None:
+                self._apply(snapshot.dataset, operation, {})
+
+        retry_on_conflict(attempt)
+
+    def mend_indexes(self, partitions: Collection[str]) -> None:
+        """Rebuild the indexes if they do not find all rows of these partitions."""
+        snapshot, records = retry_on_conflict(lambda: self._consistent(lambda: self._records.of(partitions)))
+        if not has_sound_indexes(self.uri, snapshot, records):
+            retry_on_conflict(lambda: rebuild(self.dataset()))
+
     def ensure_indexes(self) -> int:
         """Make the scalar indexes (sample_id BTREE, modality BITMAP) cover every row.
 
@@ -350,34 +370,6 @@ class LanceTable:
 
 def _describe(sets: Iterable[FragmentSet]) -> str:
     return json.dumps({s.partition: {"set": s.set_id, "rows": s.rows, "digest": s.digest} for s in sets})
-
-
-class MendingTable(LanceTable):
-    """A `LanceTable` whose damaged files can be removed.
-
-    Each method may be repeated, also after a crash.
-    """
-
-    def drop_damaged_records(self, partitions: Collection[str]) -> None:
-        """Delete unreadable records of these partitions, which are about to be written again."""
-        self._records.drop_damaged(partitions)
-
-    def take_out_unreadable(self, partitions: Collection[str]) -> None:
-        """Remove unreadable fragments of partitions that are about to be written again, in one commit."""
-
-        def attempt() -> None:
-            snapshot, records = self._consistent(lambda: self._records.of(partitions))
-            operation = removal_operation(snapshot, unreadable_fragments(self.uri, snapshot, records), {})
-            if operation is not None:
-                self._apply(snapshot.dataset, operation, {})
-
-        retry_on_conflict(attempt)
-
-    def mend_indexes(self, partitions: Collection[str]) -> None:
-        """Rebuild the indexes if they do not find all rows of these partitions."""
-        snapshot, records = retry_on_conflict(lambda: self._consistent(lambda: self._records.of(partitions)))
-        if not has_sound_indexes(self.uri, snapshot, records):
-            retry_on_conflict(lambda: rebuild(self.dataset()))
 
 
 DATA = "data"

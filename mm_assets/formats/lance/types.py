@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mm_assets.model import json_codec
 from mm_assets.model.errors import MmAssetsError
-from mm_assets.model.nested_types import plain_type, with_children
+from mm_assets.model.nested_types import inner_types, is_text, plain_type, with_children
 
 ARROW_TYPE = (
     b"mm_assets:arrow_type"  # field metadata: base64 of an IPC schema with one field of the original type
@@ -77,7 +77,8 @@ def file_version(schema: pa.Schema) -> str:
     Version 2.0 is 4-6x faster for images, but refuses null structs and maps, so that a schema with either, at
     any depth, needs 2.2.
     """
-    return "2.2" if any(_has_struct(field.type) for field in schema) else "2.0"
+    types = (type_ for field in schema for type_ in inner_types(field.type))
+    return "2.2" if any(pa.types.is_struct(type_) or pa.types.is_map(type_) for type_ in types) else "2.0"
 
 
 def _convert(data: Tabular, schema: pa.Schema, cast: Callable[..., pa.Array]) -> Tabular:
@@ -95,7 +96,7 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _restore(column: pa.Array, field: pa.Field) -> pa.Array:
-    if pa.types.is_dictionary(field.type) and not _is_text(field.type.value_type):
+    if pa.types.is_dictionary(field.type) and not is_text(field.type.value_type):
         # Arrow casts only text to a dictionary type; other values are encoded first, then given their index
         # type.
         encoded = column.cast(field.type.value_type).dictionary_encode()
@@ -138,7 +139,7 @@ def _storage_type(type_: pa.DataType, name: str, *, top: bool = False) -> pa.Dat
     if pa.types.is_binary_view(type_):
         return pa.binary()
     if pa.types.is_dictionary(type_):
-        if not top and not _is_text(type_.value_type):
+        if not top and not is_text(type_.value_type):
             raise UnsupportedType(
                 f"column {name!r}: Lance cannot hold nested {type_}; decode the dictionary first"
             )
@@ -174,13 +175,7 @@ def _is_fixed_size_list(type_: pa.DataType) -> bool:
 
 
 def _has_fixed_size_lists(type_: pa.DataType) -> bool:
-    return _is_fixed_size_list(type_) or any(
-        _has_fixed_size_lists(type_.field(i).type) for i in range(type_.num_fields)
-    )
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+    return any(map(_is_fixed_size_list, inner_types(type_)))
 
 
 def _is_refused(type_: pa.DataType) -> bool:
@@ -197,14 +192,6 @@ def _is_refused(type_: pa.DataType) -> bool:
         else pa.types.is_fixed_size_binary(type_) and type_.byte_width == 0
     )
     return is_empty or any(check(type_) for check in checks)
-
-
-def _has_struct(type_: pa.DataType) -> bool:
-    if isinstance(type_, pa.BaseExtensionType):
-        return _has_struct(type_.storage_type)
-    if pa.types.is_struct(type_) or pa.types.is_map(type_):
-        return True
-    return any(_has_struct(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def stored_name(name: str) -> str:

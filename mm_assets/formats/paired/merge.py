@@ -9,15 +9,13 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 from urllib.parse import urlencode
 
 import pyarrow as pa
@@ -33,38 +31,23 @@ from mm_assets.formats.paired.merged_tar import (
     members_without_key,
 )
 from mm_assets.formats.tar.scan import scan_tolerant
-from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.formats.tar.spool import open_tar
 from mm_assets.formats.tar.writer import FileRange, TarWriter
-from mm_assets.formats.webdataset.layout import (
-    BOOKKEEPING,
-    IMAGE_MEMBERS,
-    IMAGES,
-    MERGED_PROTOCOL,
-    ROW_ERRORS,
-    ROW_EXTRA,
-    SAMPLE_ID,
-    SOURCE,
-    TEXTS,
-    SampleError,
+from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL, SOURCE, SampleError, native_payload
+from mm_assets.formats.webdataset.made_tars import (
+    made_file,
+    made_info,
+    refusal,
+    write_unpaired,
+    write_unread,
 )
-from mm_assets.formats.webdataset.native import refusal, write_unpaired, write_unread
 from mm_assets.model import json_codec
 from mm_assets.model.errors import BAD_LAYOUT, MISSING_MODALITY, DataError
 from mm_assets.model.json_codec import FieldTally, build_column, dumps, is_json, json_field
 from mm_assets.model.schema import schema_to_text
 from mm_assets.storage.errors import absent, located
-from mm_assets.storage.files import (
-    absolute,
-    exists,
-    filesystem,
-    is_remote,
-    join,
-    local_path,
-    open_binary,
-    size_of,
-)
+from mm_assets.storage.files import absolute, exists, filesystem, join, open_binary, size_of
 from mm_assets.storage.listing import is_metadata_folder, packed_line, pairs_of_url
-from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.storage.stores import expand_braces
 
 
@@ -167,6 +150,7 @@ class PairedAddress:
         ValueError: There are fewer than two modalities, the policy is unknown, or a folder is a pattern.
     """
 
+    protocol: ClassVar[str] = MERGED_PROTOCOL
     locations: Mapping[str, str]
     missing_key_policy: str = "skip"
 
@@ -240,6 +224,11 @@ class PairedAddress:
                 lines += [f"{join(folder, name)}: {hint}" for name in subfolders]
         return lines
 
+    def originals(self, stem: str) -> list[str]:
+        """Return the names in locators of the tars that a merged tar is made of."""
+        parts = self.parts(stem).items()
+        return [f"{modality}/{os.path.basename(file)}" for modality, files in parts for file in files]
+
     def parts(self, stem: str) -> dict[str, list[str]]:
         """Return the tars of one name by modality, without listing all others."""
         return {
@@ -256,18 +245,6 @@ def modality_of(item: str) -> tuple[str, str] | None:
         return None
     location = match["location"]
     return match["name"], absolute(location)
-
-
-def parts_of(url: str) -> dict[str, str]:
-    """Return the URLs of the tars that a merged tar is made of, by their names in locators."""
-    root, _, name = url.rpartition("/")
-    if not root.startswith(f"{MERGED_PROTOCOL}://"):
-        return {}
-    parts = PairedAddress.parse(root.removeprefix(f"{MERGED_PROTOCOL}://")).parts(name.removesuffix(".tar"))
-    part_names = [
-        f"{modality}/{os.path.basename(file)}" for modality, files in parts.items() for file in files
-    ]
-    return {name: f"{root}/{name}" for name in part_names}
 
 
 def stem_of(name: str) -> str:
@@ -436,15 +413,9 @@ def _payload(key: str, stem: str, content: KeyContent, columns: Columns) -> dict
         images[position] = f"{position}.{found.suffix}"
         rows["image"][str(position)] = {"ref": len(refs)}
         refs.append(found.ref)
-    return {
-        SAMPLE_ID: key if content.sample_id is None else content.sample_id,
-        TEXTS: texts,
-        IMAGES: images,
-        IMAGE_MEMBERS: [None if image is None else f"{stem}.{image}" for image in images],
-        ROW_EXTRA: {"metadata": columns.encoded(content, key)},
-        ROW_ERRORS: [],
-        BOOKKEEPING: {"schema": columns.declared()[1], "refs": refs, "rows": rows},
-    }
+    sample_id = key if content.sample_id is None else content.sample_id
+    extra, types = {"metadata": columns.encoded(content, key)}, columns.declared()[1]
+    return native_payload(sample_id, stem, texts, images, extra, [], types, refs, rows)
 
 
 _SUFFIX = ".tar"
@@ -530,23 +501,8 @@ class PairedFileSystem(AbstractFileSystem):
     def _merged_info(
         self, path: str, address: PairedAddress, parts: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        files = [file for of_modality in parts.values() for file in of_modality]
-        stamps = remote_stamps([file for file in files if is_remote(file)])
-        stamps |= {file: local_stamp(local_path(file)) for file in files if not is_remote(file)}
-        identity = [
-            _REVISION,
-            address.missing_key_policy,
-            *(f"{modality}:{stamps[file]}" for modality, tars in parts.items() for file in tars),
-        ]
-        # Approximate: the merged tar has other headers, and json of its own. A missing tar only fails
-        # when it is opened.
-        size = sum(size_of(file) for file in files if stamps[file] != MISSING)
-        return {
-            "name": path,
-            "size": size,
-            "type": "file",
-            "ETag": hashlib.sha256("\n".join(identity).encode()).hexdigest()[:32],
-        }
+        files = ((modality, file) for modality, tars in parts.items() for file in tars)
+        return made_info(path, (_REVISION, address.missing_key_policy), files)
 
 
 def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[bytes]:
@@ -560,11 +516,6 @@ def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[b
         for modality in address.locations:  # in the order given
             file = files[modality]
             part_name = f"{modality}/{os.path.basename(file)}"
-            limit = unpacked_limit(size_of(file))
-            source = stack.enter_context(open_binary(file)) if is_remote(file) else local_path(file)
-            descriptor = stack.enter_context(local_tar(source, part_name, max_bytes=limit))
+            descriptor = stack.enter_context(open_tar(file, part_name))
             parts.append(ModalityTar(modality, part_name, descriptor, scan_tolerant(descriptor, part_name)))
-        with tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
-            target = os.path.join(folder, "merged.tar")
-            merge(parts, target, address.missing_key_policy)
-            return open(target, "rb")
+        return made_file(lambda target: merge(parts, target, address.missing_key_policy))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.tar.scan import Member, TarIndex, read_members
+from mm_assets.formats.tar.scan import Member, TarIndex, read_member
 from mm_assets.formats.tar.writer import FileRange
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
@@ -90,9 +90,7 @@ class SampleMember:
         """
         if self.member.size > limit:
             raise SampleError(OVERSIZED_MEMBER, f"{self.where}: {self.member.size} bytes, at most {limit}")
-        data = bytearray(self.member.size)
-        read_members(self.part.descriptor, [self.member], memoryview(data), self.part.name)
-        return bytes(data)
+        return read_member(self.part.descriptor, self.member, self.part.name)
 
 
 def split_name(name: str) -> tuple[str, str] | None:

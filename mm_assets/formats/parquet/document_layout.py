@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from mm_assets.formats.webdataset.layout import IMAGES, MAX_FIELDS, SAMPLE_ID, SOURCE, TEXTS, RawLayout
 from mm_assets.model import json_codec
+from mm_assets.model.nested_types import blob_array, is_bytes, is_list, is_text
 from mm_assets.model.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS
 
 BYTES, PATH, TEXT = "bytes", "path", "text"  # fields of an image, and of a text
@@ -197,10 +198,9 @@ def _items(schema: pa.Schema, name: str, content_fields: tuple[str, ...]) -> Ite
     if name not in schema.names:
         return None
     type_ = schema.field(name).type
-    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
-    if pa.types.is_struct(value := type_.value_type if is_list else type_):
+    if pa.types.is_struct(value := type_.value_type if is_list(type_) else type_):
         _refuse_repeated([field.name for field in value])
-    return ItemColumn(name, value, is_list, content_fields)
+    return ItemColumn(name, value, is_list(type_), content_fields)
 
 
 def _child(column: ItemColumn, name: str) -> pa.DataType | None:
@@ -225,7 +225,7 @@ def _is_image(column: ItemColumn) -> bool:
 def _is_blob(type_: pa.DataType | None, optional: bool = False) -> bool:
     if type_ is None or (optional and pa.types.is_null(type_)):
         return optional
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
+    return is_bytes(type_)
 
 
 def _is_string(type_: pa.DataType | None, optional: bool = False) -> bool:
@@ -233,7 +233,7 @@ def _is_string(type_: pa.DataType | None, optional: bool = False) -> bool:
         return True
     if type_ is not None and pa.types.is_dictionary(type_):
         type_ = type_.value_type
-    return type_ is not None and bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+    return type_ is not None and is_text(type_)
 
 
 def _near_miss(schema: pa.Schema) -> str:
@@ -298,11 +298,7 @@ class Items:
     def blobs(self) -> pa.Array:
         """Return the bytes of the images, one value for each of ``values``, without a copy."""
         stored = pc.struct_field(self.values, BYTES) if self.column.has(BYTES) else self.values
-        return (
-            stored
-            if pa.types.is_binary(stored.type) or pa.types.is_large_binary(stored.type)
-            else pa.nulls(len(stored), pa.binary())
-        )
+        return stored if is_bytes(stored.type) else pa.nulls(len(stored), pa.binary())
 
     def others(self) -> list[dict[str, Any]]:
         """Return the other fields of each item that are not null, as JSON values."""
@@ -339,6 +335,12 @@ def items_of(column: ItemColumn, values: pa.Array) -> Items:
     return Items(column, rows[at], positions[at], at, flat, lengths)
 
 
+def items_in(layout: DocumentLayout, documents: pa.RecordBatch) -> dict[str, Items]:
+    """Return the items of some documents by the name of their column, texts first."""
+    columns = (column for column in layout.items if not column.is_empty)
+    return {column.name: items_of(column, documents.column(column.name)) for column in columns}
+
+
 def lengths_beyond(items: Mapping[str, Items], rows: int) -> dict[int, dict[str, int | None]]:
     """Return by row the lengths of its lists that its items do not imply.
 
@@ -371,8 +373,7 @@ def spread_blobs(blobs: pa.Array, at: Numbers, places: Numbers, rows: int) -> pa
     offsets[places + 1] = sizes[at]
     is_present = np.zeros(rows, bool)
     is_present[places] = _valid(blobs)[at]
-    buffers = [pa.array(is_present).buffers()[1], pa.py_buffer(np.cumsum(offsets) + first), data]
-    return pa.Array.from_buffers(pa.large_binary(), rows, buffers)
+    return blob_array(np.cumsum(offsets) + first, data, is_present.tolist())
 
 
 def _packed(blobs: pa.Array) -> tuple[Numbers, pa.Buffer, int]:

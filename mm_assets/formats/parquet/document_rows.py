@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,16 +19,15 @@ from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.parquet.document_file import DocumentFile
 from mm_assets.formats.parquet.document_layout import (
     DocumentLayout,
-    ItemColumn,
     Items,
     Numbers,
-    items_of,
+    items_in,
     lengths_beyond,
     spread_blobs,
 )
 from mm_assets.formats.parquet.files import ColumnIntegers, row_name
 from mm_assets.formats.webdataset.layout import MAX_POSITION, METADATA_TYPE, SOURCE, TEXT_TYPE, SampleError
-from mm_assets.formats.webdataset.rows import width
+from mm_assets.formats.webdataset.rows import Row, Sample, build_table, row_order, width
 from mm_assets.model import json_codec
 from mm_assets.model.errors import (
     BAD_LAYOUT,
@@ -41,17 +39,11 @@ from mm_assets.model.errors import (
     Fault,
     oversized_member,
 )
-from mm_assets.model.json_codec import dumps
+from mm_assets.model.json_codec import json_field
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import binary_views, broken_rows
 from mm_assets.model.samples import build_source_ref
-from mm_assets.model.schema import (
-    METADATA_POSITION,
-    MODALITIES,
-    SchemaMismatch,
-    loose_columns,
-    refuse_misfits,
-)
+from mm_assets.model.schema import METADATA_POSITION, SchemaMismatch, loose_columns, refuse_misfits
 
 # Memory that the rows of one document may take with all columns: this much, or in proportion to its size.
 _MAX_ROOM = 64 << 20
@@ -119,7 +111,7 @@ class DocumentScan:
         at = np.array([row for row in range(batch.num_rows) if row not in broken], np.int64)
         readable = batch if not broken else _without(batch, broken)
         stated = dict(zip(at.tolist(), self._stated_ids(readable), strict=True))
-        items = self._items_of(batch)
+        items = items_in(self._layout, batch)
         counts = {
             name: np.bincount(column_items.rows, minlength=batch.num_rows)
             for name, column_items in items.items()
@@ -141,14 +133,7 @@ class DocumentScan:
                 # Items of a row that is too large may be millions: it is listed as one.
                 listed = {} if row in too_large else items
                 self._refuse(sample_id, first + row, *fault, listed, row, broken.get(row))
-        self._update_totals(first, at, readable, self._items_of(readable) if broken else items)
-
-    def _items_of(self, batch: pa.RecordBatch) -> dict[str, Items]:
-        return {
-            column.name: items_of(column, batch.column(column.name))
-            for column in self._layout.items
-            if not column.is_empty
-        }
+        self._update_totals(first, at, readable, items_in(self._layout, readable) if broken else items)
 
     def _stated_ids(self, batch: pa.RecordBatch) -> list[str | None]:
         name = self._layout.sample_id
@@ -214,35 +199,15 @@ class DocumentScan:
 
         ``index`` is the row's in its batch.
         """
-        self._add_loss(sample_id, METADATA_POSITION, "metadata", kind, reason, self._ref(row))
+        item = sample_id, METADATA_POSITION, "metadata"
+        self.losses.append(Loss.quarantined(*item, kind, reason, self._ref(row)))
         for name, column_items in items.items():
             modality = "text" if column_items.column == self._layout.texts else "image"
+            why = reason if kinds[name] == kind else f"its sample has an error: {reason}"
             for position in column_items.positions[column_items.rows == index].tolist():
-                self._add_loss(
-                    sample_id,
-                    position,
-                    modality,
-                    kinds[name],
-                    reason if kinds[name] == kind else f"its sample has an error: {reason}",
-                    self._ref(row, column_items.column.place(position)),
-                    is_cause=False,
-                )
-
-    def _add_loss(
-        self,
-        sample_id: str,
-        position: int,
-        modality: str,
-        kind: str,
-        reason: str,
-        ref: str,
-        is_cause: bool = True,
-    ) -> None:
-        self.losses.append(
-            Loss(
-                sample_id, position, modality, "quarantined", kind, reason, source_ref=ref, is_cause=is_cause
-            )
-        )
+                item = sample_id, position, modality
+                ref = self._ref(row, column_items.column.place(position))
+                self.losses.append(Loss.quarantined(*item, kinds[name], why, ref, is_cause=False))
 
     def _ref(self, row: int, item: str | None = None) -> str:
         return build_source_ref(self._path, row_name(row, item))
@@ -314,8 +279,6 @@ def _misfits(batch: pa.RecordBatch, first: int) -> dict[int, str]:
     return {}
 
 
-_METADATA, _TEXT, _IMAGE = range(len(MODALITIES))
-_NONE: Numbers = np.zeros(0, np.int64)
 _SNIFFED = 64  # bytes
 
 
@@ -340,172 +303,96 @@ def build_rows(
         max_image_bytes: A larger image becomes an error row. None: the documents come without image bytes, so
             their types and errors are not known.
     """
-    rows = _Rows(layout, documents, first, path)
-    columns: dict[str, Any] = {
-        "sample_id": lambda: pa.array(ids, pa.string()).take(pa.array(rows.documents)),
-        "position": lambda: pa.array(rows.positions, pa.int32()),
-        "modality": lambda: pa.array(MODALITIES, pa.string()).take(pa.array(rows.modalities)),
-        "text_content": rows.text_content,
-        "source_ref": rows.source_refs,
-        SOURCE: rows.residues,
-    }
-    images = _Images(rows, max_image_bytes)
-    columns |= {
-        "content_type": images.content_types,
-        "binary_content": images.blobs,
-        "materialize_error": images.errors,
-    }
+
+    requested = set(schema.names)
+
+    samples = [Sample(id_, [Row(METADATA_POSITION, "metadata", METADATA_TYPE)]) for id_ in ids]
+    found = items_in(layout, documents)
+    rows_of: dict[str, list[Row]] = {}
+    for name, items in found.items():
+        modality, type_ = ("text", TEXT_TYPE) if items.column == layout.texts else ("image", None)
+        rows_of[name] = [Row(position, modality, type_) for position in items.positions.tolist()]
+        for document, row in zip(items.rows.tolist(), rows_of[name], strict=True):
+            samples[document].rows.append(row)
+    for sample in samples:
+        sample.rows.sort(key=row_order)
+    rows = [row for sample in samples for row in sample.rows]
+    if "source_ref" in requested:
+        columns = {"text": layout.texts, "image": layout.images}
+        for number, sample in enumerate(samples, first):
+            for row in sample.rows:
+                column = columns.get(row.modality)
+                name = row_name(number, None if column is None else column.place(row.position))
+                row.source_ref = build_source_ref(path, name)
+    blobs = pa.nulls(len(rows), pa.large_binary())
+    for name, items in found.items():
+        if items.column == layout.texts:
+            texts = items.texts().to_pylist() if "text_content" in requested else []
+            for item, text in zip(rows_of[name], texts, strict=False):
+                item.text = text
+        elif max_image_bytes is not None:
+            places = np.array([at for at, row in enumerate(rows) if row.modality == "image"], np.int64)
+            images = _inspected(items, rows_of[name], max_image_bytes)
+            blobs = spread_blobs(images, items.at, places, len(rows))
+        elif items.column.is_name:
+            for item, token in zip(rows_of[name], items.names(), strict=True):
+                item.error = no_bytes(token)
+    if SOURCE in requested:
+        _keep_residues(documents, layout, samples, found, rows_of)
+    built = build_table(samples, blobs, pa.schema([json_field(SOURCE)]), requested)
+    is_metadata = np.array([row.modality == "metadata" for row in rows], bool)
+    at = pa.array(np.cumsum(is_metadata) - 1, mask=~is_metadata)
     arrays = [
-        columns[f.name]()
-        if f.name in columns
-        else rows.spread(documents.column(f.name).cast(f.type), _METADATA)
+        built.column(f.name)
+        if f.name in built.column_names
+        else documents.column(f.name).cast(f.type).take(at)
         for f in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-class _Rows:
-    """Order of the rows of some documents.
+def _inspected(images: Items, rows: Sequence[Row], max_bytes: int) -> pa.Array:
+    """Give rows the types and faults of their images; return the bytes, without those of too large ones."""
+    blobs = images.blobs()
+    views = binary_views(blobs)
+    is_oversized = np.zeros(len(blobs), bool)
+    for row, at, token in zip(rows, images.at.tolist(), images.names(), strict=True):
+        view = views[at]
+        if view is None:
+            row.error = no_bytes(token)
+        elif len(view) > max_bytes:
+            row.error = oversized_member(images.column.place(row.position), len(view), max_bytes)
+            is_oversized[at] = True
+        elif kind := sniff(view[:_SNIFFED]):
+            row.content_type = CONTENT_TYPES.get(kind)
+    if not is_oversized.any():
+        return blobs
+    return pc.if_else(pa.array(is_oversized), pa.scalar(None, blobs.type), blobs)
 
-    ``documents``, ``positions`` and ``modalities`` are by row; ``places`` has the rows of each modality's
-    items.
+
+def _keep_residues(
+    documents: pa.RecordBatch,
+    layout: DocumentLayout,
+    samples: Sequence[Sample],
+    found: Mapping[str, Items],
+    rows_of: Mapping[str, Sequence[Row]],
+) -> None:
+    """Keep in ``_source`` what other columns cannot express.
+
+    These are lengths of lists, fields without a column, and names of images.
     """
-
-    def __init__(self, layout: DocumentLayout, batch: pa.RecordBatch, first: int, path: str) -> None:
-        self._layout, self._batch, self._first, self._path = layout, batch, first, path
-        self.texts, self.images = (self._items(column) for column in (layout.texts, layout.images))
-        count = batch.num_rows
-        parts = [(np.arange(count, dtype=np.int64), np.full(count, METADATA_POSITION, np.int64))]
-        parts += [
-            (column_items.rows, column_items.positions) if column_items is not None else (_NONE, _NONE)
-            for column_items in (self.texts, self.images)
-        ]
-        documents, positions = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        modalities = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
-        order = np.lexsort((modalities, positions, documents))
-        self.documents, self.positions, self.modalities = (
-            documents[order],
-            positions[order],
-            modalities[order],
-        )
-        self.places = [np.flatnonzero(self.modalities == modality) for modality in range(len(parts))]
-
-    def __len__(self) -> int:
-        return len(self.documents)
-
-    def spread(self, values: pa.Array, modality: int) -> pa.Array:
-        """Return a column with one value for each item of a modality, null on all other rows."""
-        at = np.full(len(self), -1, np.int64)
-        at[self.places[modality]] = np.arange(len(values))
-        return values.take(pa.array(at, mask=at < 0))
-
-    def text_content(self) -> pa.Array:
-        return (
-            pa.nulls(len(self), pa.string()) if self.texts is None else self.spread(self.texts.texts(), _TEXT)
-        )
-
-    def source_refs(self) -> pa.Array:
-        columns = {_TEXT: self._layout.texts, _IMAGE: self._layout.images}
-        refs = []
-        for row, position, modality in zip(
-            (self.documents + self._first).tolist(),
-            self.positions.tolist(),
-            self.modalities.tolist(),
-            strict=True,
-        ):
-            column = columns.get(modality)
-            refs.append(
-                build_source_ref(
-                    self._path, row_name(row, None if column is None else column.place(position))
+    for document, lengths in lengths_beyond(found, len(samples)).items():
+        samples[document].rows[0].extras[SOURCE] = {"lengths": lengths}
+    for field in layout.kept:
+        values = json_codec.encode(documents.column(field.name), field)
+        for sample, value in zip(samples, values, strict=True):
+            if value is not None:
+                residue = sample.rows[0].extras.setdefault(SOURCE, {})
+                residue.setdefault("fields", {})[field.name] = value
+    for name, items in found.items():
+        tokens = items.names() if items.column == layout.images else [None] * len(items)
+        for row, token, fields in zip(rows_of[name], tokens, items.others(), strict=True):
+            if token is not None or fields:
+                row.extras[SOURCE] = ({"token": token} if token is not None else {}) | (
+                    {"fields": fields} if fields else {}
                 )
-            )
-        return pa.array(refs, pa.string())
-
-    def residues(self) -> pa.Array:
-        """Return the ``_source`` column: what other columns cannot express.
-
-        These are lengths of lists, fields without a column, and names of images.
-        """
-        residues: list[dict[str, Any]] = [{} for _ in range(len(self))]
-        metadata = self.places[_METADATA].tolist()
-        present = {
-            column_items.column.name: column_items
-            for column_items in (self.texts, self.images)
-            if column_items is not None
-        }
-        for document, lengths in lengths_beyond(present, self._batch.num_rows).items():
-            residues[metadata[document]]["lengths"] = lengths
-        for field in self._layout.kept:
-            for place, value in zip(
-                metadata, json_codec.encode(self._batch.column(field.name), field), strict=True
-            ):
-                if value is not None:
-                    residues[place].setdefault("fields", {})[field.name] = value
-        if self.images is not None:
-            for place, name in zip(self.places[_IMAGE].tolist(), self.images.names(), strict=True):
-                if name is not None:
-                    residues[place]["token"] = name
-        for modality, column_items in ((_TEXT, self.texts), (_IMAGE, self.images)):
-            if column_items is not None:
-                for place, fields in zip(self.places[modality].tolist(), column_items.others(), strict=True):
-                    if fields:
-                        residues[place]["fields"] = fields
-        return pa.array([dumps(residue) if residue else None for residue in residues], pa.string())
-
-    def _items(self, column: ItemColumn | None) -> Items | None:
-        return (
-            None if column is None or column.is_empty else items_of(column, self._batch.column(column.name))
-        )
-
-
-class _Images:
-    """Bytes of the images, with the types and errors found in them."""
-
-    def __init__(self, rows: _Rows, max_bytes: int | None) -> None:
-        self._rows = rows
-        count = 0 if rows.images is None else len(rows.images)
-        self._types: list[str | None] = [None] * count
-        self._errors: list[Fault | None] = [None] * count
-        self._blobs: pa.Array | None = None
-        if rows.images is None:
-            return
-        if max_bytes is not None:
-            self._blobs = rows.images.blobs()
-            self._inspect(rows.images, self._blobs, max_bytes)
-        elif rows.images.column.is_name:
-            self._errors = [no_bytes(name) for name in rows.images.names()]
-
-    def content_types(self) -> pa.Array:
-        types = np.array([METADATA_TYPE, TEXT_TYPE, None], np.object_)[self._rows.modalities]
-        types[self._rows.places[_IMAGE]] = self._types
-        return pa.array(types, pa.string())
-
-    def errors(self) -> pa.Array:
-        return self._rows.spread(
-            pa.array([error and error.message for error in self._errors], pa.string()), _IMAGE
-        )
-
-    def blobs(self) -> pa.Array:
-        images = self._rows.images
-        if images is None or self._blobs is None:
-            return pa.nulls(len(self._rows), pa.large_binary())
-        return spread_blobs(self._blobs, images.at, self._rows.places[_IMAGE], len(self._rows))
-
-    def _inspect(self, images: Items, blobs: pa.Array, max_bytes: int) -> None:
-        views = binary_views(blobs)
-        oversized = []
-        for number, (at, position, name) in enumerate(
-            zip(images.at.tolist(), images.positions.tolist(), images.names(), strict=True)
-        ):
-            view = views[at]
-            if view is None:
-                self._errors[number] = no_bytes(name)
-            elif len(view) > max_bytes:
-                self._errors[number] = oversized_member(images.column.place(position), len(view), max_bytes)
-                oversized.append(at)
-            elif kind := sniff(view[:_SNIFFED]):
-                self._types[number] = CONTENT_TYPES.get(kind)
-        if oversized:
-            mask = np.zeros(len(blobs), bool)
-            mask[oversized] = True
-            self._blobs = pc.if_else(pa.array(mask), pa.scalar(None, blobs.type), blobs)

@@ -27,7 +27,7 @@ from fsspec.parquet import open_parquet_file
 from mm_assets.model import json_codec
 from mm_assets.model.errors import MmAssetsError, ShardError
 from mm_assets.model.json_codec import FieldTally, dumps
-from mm_assets.model.nested_types import filled_column, with_bytes, with_children
+from mm_assets.model.nested_types import filled_column, is_text, with_bytes, with_children
 from mm_assets.model.schema import schema_from_text, schema_to_text
 from mm_assets.storage.errors import cause_line, is_of_store
 from mm_assets.storage.files import StorageOptions, filesystem, is_remote, open_binary, regular_file, staged
@@ -409,9 +409,7 @@ def _storable(type_: pa.DataType) -> pa.DataType:
 def _storable_inside(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_null(type_):
         return pa.bool_()
-    if pa.types.is_dictionary(type_) and not (
-        pa.types.is_string(type_.value_type) or pa.types.is_large_string(type_.value_type)
-    ):
+    if pa.types.is_dictionary(type_) and not is_text(type_.value_type):
         return _storable_inside(type_.value_type)
     return _storable(type_)
 

@@ -40,7 +40,7 @@ from mm_assets.model.errors import (
     ShardError,
 )
 from mm_assets.model.losses import Loss
-from mm_assets.model.nested_types import broken_rows, is_bytes, take_rows, with_bytes
+from mm_assets.model.nested_types import broken_rows, is_bytes, is_text, take_rows, with_bytes
 from mm_assets.model.samples import build_source_ref, sample_offsets, sort_items
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
@@ -310,17 +310,8 @@ class QuarantiningParquetSource(ParquetSource):
         ids = with_bytes(rows.column("sample_id").combine_chunks())
         sample_id = None if ids[0].as_py() is None else ids[0].as_py().decode("utf-8", "backslashreplace")
         reason = f"{self._path}: {self._row_name(first)}: {message}"
-        self.losses.append(
-            Loss(
-                sample_id,
-                METADATA_POSITION,
-                "metadata",
-                "quarantined",
-                kind,
-                reason,
-                source_ref=self._ref(first),
-            )
-        )
+        item = sample_id, METADATA_POSITION, "metadata"
+        self.losses.append(Loss.quarantined(*item, kind, reason, self._ref(first)))
 
     def _quarantine_unreadable(self, rows: pa.Table, first: int, unreadable: Mapping[int, str]) -> None:
         cause = min(unreadable)
@@ -332,30 +323,19 @@ class QuarantiningParquetSource(ParquetSource):
                 if number in unreadable
                 else f"its sample has an error: {where}: column {unreadable[cause]!r}: not UTF-8"
             )
+            kind = NOT_UTF8 if number in unreadable else INCOMPLETE_SAMPLE
+            ref = self._ref(first + number)
             self.losses.append(
-                Loss(
-                    **row,
-                    outcome="quarantined",
-                    kind=NOT_UTF8 if number in unreadable else INCOMPLETE_SAMPLE,
-                    reason=reason,
-                    source_ref=self._ref(first + number),
-                    is_cause=number == cause,
-                )
+                Loss.quarantined(**row, kind=kind, reason=reason, source_ref=ref, is_cause=number == cause)
             )
 
     def _quarantine_duplicate(self, rows: pa.Table, first: int, reason: str) -> None:
         for number, row in enumerate(rows.select(REQUIRED_COLUMNS).to_pylist()):
             ref = self._ref(first + number)
-            self.losses.append(
-                Loss(
-                    **row,
-                    outcome="quarantined",
-                    kind=DUPLICATE_ID,
-                    reason=reason,
-                    source_ref=ref,
-                    is_cause=number == 0,
-                )
+            item = Loss.quarantined(
+                **row, kind=DUPLICATE_ID, reason=reason, source_ref=ref, is_cause=number == 0
             )
+            self.losses.append(item)
 
     def _ref(self, row: int) -> str:
         return build_source_ref(self._path, self._row_name(row))
@@ -380,8 +360,7 @@ def _check_required_types(schema: pa.Schema, path: str) -> None:
     for name in REQUIRED_COLUMNS:
         type_ = schema.field(name).type
         plain = type_.value_type if pa.types.is_dictionary(type_) else type_
-        is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
-        if not (pa.types.is_integer(plain) if name == "position" else is_text):
+        if not (pa.types.is_integer(plain) if name == "position" else is_text(plain)):
             raise ShardError(f"{path}: not interleaved data: column {name!r} is {type_!s:.100}")
 
 

@@ -36,7 +36,7 @@ from mm_assets.formats.webdataset.rows import width
 from mm_assets.formats.writer import InterleavedWriter, Sink
 from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
-from mm_assets.model.nested_types import filled_column
+from mm_assets.model.nested_types import filled_column, is_list
 from mm_assets.model.schema import INTERLEAVED_SCHEMA, canonical_schema
 from mm_assets.storage.files import StagedFile, StorageOptions, size_of
 from mm_assets.storage.listing import Paths
@@ -405,7 +405,7 @@ def _leaf_paths(path: str, type_: pa.DataType) -> list[str]:
     if pa.types.is_map(type_):
         entries = f"{path}.key_value"
         return [f"{entries}.key", *_leaf_paths(f"{entries}.value", type_.item_type)]
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+    if is_list(type_) or pa.types.is_fixed_size_list(type_):
         return _leaf_paths(f"{path}.list.element", type_.value_type)
     if isinstance(type_, pa.BaseExtensionType):
         return _leaf_paths(path, type_.storage_type)

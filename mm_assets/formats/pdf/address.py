@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlencode
 
 from mm_assets.formats.names import (
@@ -22,13 +22,13 @@ from mm_assets.formats.names import (
     is_pdf,
 )
 from mm_assets.formats.partitions import partition_name, root_of_locations
-from mm_assets.formats.tar.scan import Member, TarIndex, read_members, scan_tolerant
-from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.formats.tar.scan import Member, TarIndex, read_member, scan_tolerant
+from mm_assets.formats.tar.spool import open_tar
 from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, PDF_PROTOCOL, SampleError, extension
 from mm_assets.model.errors import OVERSIZED_MEMBER, UNREADABLE_MEMBER, DataError
 from mm_assets.model.samples import build_source_ref
 from mm_assets.storage.errors import is_utf8, not_utf8
-from mm_assets.storage.files import absolute, filesystem, is_remote, local_path, open_binary, size_of
+from mm_assets.storage.files import absolute, filesystem, is_remote, open_binary, size_of
 from mm_assets.storage.listing import Expansion, expand, pairs_of_url
 from mm_assets.storage.stamps import existing_files
 
@@ -97,9 +97,7 @@ class Input:
         if self.entry is None:
             with open_binary(self.uri) as file:
                 return file.read(self.max_bytes)
-        data = bytearray(self.entry.size)
-        read_members(self.descriptor, [self.entry], memoryview(data), self.path)
-        return bytes(data)
+        return read_member(self.descriptor, self.entry, self.path)
 
 
 @dataclass(frozen=True)
@@ -150,13 +148,7 @@ def open_source(source: PdfSource, stack: ExitStack) -> OpenSource:
             blocks = Input(blocks_beside(source.name), MAX_JSON_BYTES, source.blocks)
         key = posixpath.splitext(posixpath.basename(source.uri))[0]
         return OpenSource([PdfInput(source.name, MAX_PDF_BYTES, source.uri, key=key, blocks=blocks)])
-    limit = unpacked_limit(size_of(source.uri))
-    file = (
-        stack.enter_context(open_binary(source.uri))
-        if is_remote(source.uri)
-        else os.path.abspath(local_path(source.uri))
-    )
-    descriptor = stack.enter_context(local_tar(file, source.name, max_bytes=limit))
+    descriptor = stack.enter_context(open_tar(source.uri, source.name))
     index = scan_tolerant(descriptor, source.name)
     return _in_tar(source.name, index, descriptor)
 
@@ -205,6 +197,7 @@ class PdfAddress:
     no PDFs.
     """
 
+    protocol: ClassVar[str] = PDF_PROTOCOL
     places: tuple[str, ...]
 
     @property
@@ -246,6 +239,10 @@ class PdfAddress:
             shards.setdefault(name, []).append(source)
         return dict(sorted(shards.items()))
 
+    def originals(self, shard: str) -> list[str]:
+        """Return the names in locators of the files that a shard is made of."""
+        return [name for source in self.names().get(shard, []) for name in source.files]
+
     def passed_over(self) -> list[str]:
         """Return a line for everything in the locations that looks like data, but is not read."""
         lines = [line for place in self.places for line in _found(place).passed_over]
@@ -268,16 +265,6 @@ def pdf_location(item: str) -> str | None:
     if item.startswith(_PREFIX):
         return absolute(item.removeprefix(_PREFIX))
     return absolute(item) if is_pdf(item) and not item.startswith(f"{PDF_PROTOCOL}://") else None
-
-
-def pdf_files_of(url: str) -> dict[str, str]:
-    """Return the original files of a tar that is made of PDFs, by their names in locators."""
-    scheme = f"{PDF_PROTOCOL}://"
-    if not url.startswith(scheme):
-        return {}
-    token, _, name = url.removeprefix(scheme).partition("/")
-    sources = PdfAddress.parse(token).names().get(name.removesuffix(".tar"), [])
-    return {name: f"{scheme}{token}/{name}" for source in sources for name in source.files}
 
 
 def _path(location: str) -> str:

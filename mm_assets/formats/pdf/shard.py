@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
@@ -27,26 +27,20 @@ from mm_assets.formats.pdf.limits import Limits, UnreadablePdf
 from mm_assets.formats.pdf.process import MAX_TEXT, Description, Keep, OpenPdf, PdfReader
 from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.tar.writer import FileRange, TarWriter
-from mm_assets.formats.webdataset.layout import (
-    BOOKKEEPING,
-    IMAGE_MEMBERS,
-    IMAGES,
-    PDF_PROTOCOL,
-    ROW_ERRORS,
-    ROW_EXTRA,
-    SAMPLE_ID,
-    TEXTS,
-    SampleError,
-    parse_payload,
+from mm_assets.formats.webdataset.layout import PDF_PROTOCOL, SampleError, native_payload, parse_payload
+from mm_assets.formats.webdataset.made_tars import (
+    made_file,
+    made_info,
+    refusal,
+    write_unpaired,
+    write_unread,
 )
-from mm_assets.formats.webdataset.native import refusal, write_unpaired, write_unread
 from mm_assets.model import json_codec
 from mm_assets.model.errors import BAD_LAYOUT, UNREADABLE_PDF, Fault
 from mm_assets.model.json_codec import build_column, dumps, json_field
 from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import schema_to_text
-from mm_assets.storage.files import is_remote, local_path, open_binary, size_of
-from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
+from mm_assets.storage.files import open_binary, size_of
 
 MAX_BLOCKS = 100_000
 
@@ -278,15 +272,9 @@ class _Sample:
         return build_source_ref(self._pdf.path, name)
 
     def payload(self, sample_id: str, stem: str) -> dict[str, Any]:
-        return {
-            SAMPLE_ID: sample_id,
-            TEXTS: self._texts,
-            IMAGES: self._images,
-            IMAGE_MEMBERS: [None if name is None else f"{stem}.{name}" for name in self._images],
-            ROW_EXTRA: {"metadata": _encoded(self._metadata), **self._extras},
-            ROW_ERRORS: self._errors,
-            BOOKKEEPING: {"schema": schema_to_text(SCHEMA), "refs": self._refs, "rows": self._rows},
-        }
+        extra = {"metadata": _encoded(self._metadata), **self._extras}
+        lists = self._texts, self._images, extra, self._errors
+        return native_payload(sample_id, stem, *lists, schema_to_text(SCHEMA), self._refs, self._rows)
 
 
 def _encoded(values: dict[str, Any]) -> dict[str, Any]:
@@ -428,10 +416,7 @@ class PdfFileSystem(AbstractFileSystem):
             return open_binary(original)
         if inner.removesuffix(_SUFFIX) not in shards:
             raise FileNotFoundError(f"{inner}: no folder of PDFs of this name")
-        with tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
-            target = os.path.join(folder, "shard.tar")
-            write_shard(shards[inner.removesuffix(_SUFFIX)], target)
-            return open(target, "rb")
+        return made_file(partial(write_shard, shards[inner.removesuffix(_SUFFIX)]))
 
     def _inside(self, token: str, prefix: str, shards: dict[str, list[PdfSource]]) -> list[dict[str, Any]]:
         """Return what is right below a folder: shards, and folders with shards below them."""
@@ -449,16 +434,7 @@ class PdfFileSystem(AbstractFileSystem):
 
     def _shard_info(self, path: str, sources: Sequence[PdfSource]) -> dict[str, Any]:
         files = {name: uri for source in sources for name, uri in source.files.items()}
-        stamps = remote_stamps([uri for uri in files.values() if is_remote(uri)])
-        stamps |= {uri: local_stamp(local_path(uri)) for uri in files.values() if not is_remote(uri)}
-        identity = [_REVISION, *(f"{os.path.basename(name)}:{stamps[uri]}" for name, uri in files.items())]
-        return {
-            "name": path,
-            # Approximate: the tar has the images and texts, not the PDFs.
-            "size": sum(size_of(uri) for uri in files.values() if stamps[uri] != MISSING),
-            "type": "file",
-            "ETag": hashlib.sha256("\n".join(identity).encode()).hexdigest()[:32],
-        }
+        return made_info(path, (_REVISION,), ((os.path.basename(name), uri) for name, uri in files.items()))
 
 
 def _original(shards: dict[str, list[PdfSource]], name: str) -> str | None:

@@ -164,7 +164,10 @@ def check_header(header: bytes, name: str, at: int) -> None:
         matches = stored == expected
     else:
         expected = sum(header) + rest
-        matches = stored == expected or stored == expected - 256 * _count_high(header[:148] + header[156:])
+        # Historical writers summed signed characters: each byte above 127 then counts 256 less.
+        matches = stored == expected or stored == expected - 256 * sum(
+            byte > 127 for byte in header[:148] + header[156:]
+        )
     if not matches:
         reason = (
             "is gzip, not a tar: unwrap it first"
@@ -172,11 +175,6 @@ def check_header(header: bytes, name: str, at: int) -> None:
             else f"header checksum mismatch{_NO_TAR if at == 0 else ''}"
         )
         raise damage(name, at, reason)
-
-
-def _count_high(part: bytes) -> int:
-    # Historical writers summed signed characters: each of these bytes then counts 256 less.
-    return sum(byte > 127 for byte in part)
 
 
 def member_size(header: bytes, name: str, at: int) -> int:

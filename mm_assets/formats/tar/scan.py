@@ -373,6 +373,13 @@ def read_members(fd: int, members: Sequence[Member], dest: memoryview, name: str
     return total
 
 
+def read_member(fd: int, member: Member, name: str = "tar") -> bytes:
+    """Return the payload of a member; raises as `read_members`."""
+    data = bytearray(member.size)
+    read_members(fd, [member], memoryview(data), name)
+    return bytes(data)
+
+
 def _check_tail(fd: int, name: str, at: int, file_size: int) -> None:
     if file_size - at < _LEAST_TAIL:
         raise damage(

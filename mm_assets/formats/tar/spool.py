@@ -7,12 +7,19 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import IO
 
 from mm_assets.formats.tar.index import TarDamage, damage
 from mm_assets.storage.errors import located, temporary_place
-from mm_assets.storage.files import regular_file
+from mm_assets.storage.files import (
+    StorageOptions,
+    is_remote,
+    local_path,
+    open_binary,
+    regular_file,
+    size_of,
+)
 
 _BLOCK = 1 << 20  # bytes of the input, and of the output, in memory at any time
 _INFLATE_STEP = 1 << 16  # fed to zlib at a time; at the end of each gzip member it copies the rest
@@ -33,6 +40,21 @@ def unpacked_limit(size: int) -> int:
     Images hardly compress; deflate reaches 1,030:1 on nothing but zeros.
     """
     return _LEAST_LIMIT + _LARGEST_RATIO * size
+
+
+@contextmanager
+def open_tar(
+    uri: str, name: str, options: StorageOptions | None = None, damaged: list[TarDamage] | None = None
+) -> Iterator[int]:
+    """Open a tar at a path or URL as `local_tar`; it may unpack to its `unpacked_limit`.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    limit = unpacked_limit(size_of(uri, options))
+    source = open_binary(uri, options) if is_remote(uri) else nullcontext(local_path(uri))
+    with source as file, local_tar(file, name, max_bytes=limit, damaged=damaged) as descriptor:
+        yield descriptor
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
 from mm_assets.formats.tar.scan import Member, read_members
 from mm_assets.formats.webdataset.rows import ResolvedContent, Row
 from mm_assets.model.errors import DANGLING_REFERENCE, Fault, ImageError, lost_frame
+from mm_assets.model.nested_types import blob_array
 
 _SNIFF_BYTES = 64
 # Bytes of all split frames per byte of their TIFF: frames that share strips could take far more.
@@ -128,9 +129,7 @@ class _Blobs:
         """Return the values as ``large_binary``; nothing can be added afterwards."""
         self._view.release()
         self._buffer.resize(self._offsets[-1])
-        validity = None if all(self._present) else pa.array(self._present).buffers()[1]
-        packed = [validity, pa.array(self._offsets, pa.int64()).buffers()[1], self._buffer]
-        return pa.Array.from_buffers(pa.large_binary(), len(self._present), packed)
+        return blob_array(self._offsets, self._buffer, self._present)
 
 
 def _expected_bytes(rows: Sequence[Row]) -> int:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from mm_assets.model.json_codec import is_json_text
+from mm_assets.model.nested_types import is_list
 
 ENERGON_VERSION = "7.4.1"  # the release whose `energon prepare` these files equal
 
@@ -245,12 +246,7 @@ def _with_lines(
 
 def _is_list(type_: pa.DataType) -> bool:
     is_view = pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_)
-    return bool(
-        is_view
-        or pa.types.is_list(type_)
-        or pa.types.is_large_list(type_)
-        or pa.types.is_fixed_size_list(type_)
-    )
+    return is_list(type_) or bool(is_view or pa.types.is_fixed_size_list(type_))
 
 
 def _ranges(positions: Sequence[int]) -> str:

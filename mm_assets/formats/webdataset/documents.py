@@ -33,6 +33,7 @@ from mm_assets.formats.webdataset.rows import (
     Sample,
     frame_member,
     resolve_raw,
+    row_order,
 )
 from mm_assets.model.errors import (
     BAD_LAYOUT,
@@ -228,7 +229,7 @@ class Mint1tDecoder:
             self._keep_lengths(payload, rows, residue)
         if residue:
             metadata.extras[SOURCE] = residue
-        rows.sort(key=lambda row: (row.position, row.modality == "image"))
+        rows.sort(key=row_order)
         return [metadata, *rows]
 
     def _named_member(self, fields: dict[str, Any], residue: dict[str, Any]) -> object:

@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +126,41 @@ def is_native_layout(payload: dict[str, object]) -> bool:
     """
     extra = payload.get(ROW_EXTRA)
     return isinstance(extra, dict) and extra.keys() <= {"text", "image", "metadata"}
+
+
+def native_payload(
+    sample_id: str,
+    key: str,
+    texts: Sequence[str | None],
+    images: Sequence[str | None],
+    extra: Mapping[str, Any],
+    errors: Sequence[Mapping[str, Any]],
+    types: str,
+    refs: Sequence[str],
+    rows: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the json of a sample in our native layout (see docs/tar_layout.md).
+
+    Args:
+        sample_id: its id.
+        key: its WebDataset key.
+        texts: the texts by position.
+        images: ``<position>.<ext>`` by position.
+        extra: values of columns by modality.
+        errors: the rows with an error, or without content.
+        types: the types of the columns, as text.
+        refs: the locators.
+        rows: by modality and position, what the lists do not say of a row.
+    """
+    return {
+        SAMPLE_ID: sample_id,
+        TEXTS: texts,
+        IMAGES: images,
+        IMAGE_MEMBERS: [None if image is None else f"{key}.{image}" for image in images],
+        ROW_EXTRA: extra,
+        ROW_ERRORS: errors,
+        BOOKKEEPING: {"schema": types, "refs": refs, "rows": rows},
+    }
 
 
 # Results of number literals beyond float64. Python's JSON writes infinities as names, not as numbers.

@@ -2,8 +2,6 @@
 
 * `decode_native` also reads the layout of the three-format notebook.
 * `SampleEncoder` writes a sample's images first, then its json (see docs/tar_layout.md).
-* Tars that are made when they are opened have further entries, for what could not be made a sample of
-  (`refusal`, `write_unread`, `write_unpaired`).
 """
 
 from __future__ import annotations
@@ -18,15 +16,11 @@ import pyarrow as pa
 
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.names import sample_key
-from mm_assets.formats.tar.index import TarIndex
 from mm_assets.formats.tar.scan import Member
-from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, checked_length, member_ref
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
-    IMAGE_MEMBERS,
     IMAGES,
-    LEFT_OUT,
     MAX_NAMED,
     MAX_POSITION,
     MAX_ROOM,
@@ -39,17 +33,25 @@ from mm_assets.formats.webdataset.layout import (
     SOURCE,
     TEXT_TYPE,
     TEXTS,
-    UNPAIRED,
     SampleError,
     naming_sample,
+    native_payload,
     sample_stem,
 )
-from mm_assets.formats.webdataset.rows import Row, Sample, is_readable, read_declared, resolve_keys, width
+from mm_assets.formats.webdataset.rows import (
+    Row,
+    Sample,
+    is_readable,
+    read_declared,
+    resolve_keys,
+    row_order,
+    width,
+)
 from mm_assets.model import json_codec
 from mm_assets.model.errors import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS, Fault
 from mm_assets.model.json_codec import dumps
 from mm_assets.model.nested_types import binary_views
-from mm_assets.model.samples import build_source_ref, sample_offsets
+from mm_assets.model.samples import sample_offsets
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS, schema_to_text
 
 
@@ -116,7 +118,7 @@ def _decode(
         _apply(bookkeeping, sample, place)
         _refuse_undeclared(sample, payload, place)
     _refuse_lengths(metadata, place)
-    sample.rows.sort(key=lambda row: (row.position, row.modality == "image"))
+    sample.rows.sort(key=row_order)
     return sample
 
 
@@ -293,7 +295,6 @@ class _Json:
 
     texts: list[str | None]
     images: list[str | None]
-    image_members: list[str | None]
     text_extra: list[dict[str, Any] | None]
     image_extra: list[dict[str, Any] | None]
     metadata_extra: dict[str, Any] = field(default_factory=dict)
@@ -350,7 +351,7 @@ class SampleEncoder:
         sample_id = rows["sample_id"][0]
         key = sample_key(sample_id)
         length = _length(sample_id, rows)
-        json = _Json([None] * length, [None] * length, [None] * length, [None] * length, [None] * length)
+        json = _Json([None] * length, [None] * length, [None] * length, [None] * length)
         members: list[tuple[str, Any]] = []
         pairs: list[str] = []
         for index, (position, modality) in enumerate(zip(rows["position"], rows["modality"], strict=True)):
@@ -361,7 +362,7 @@ class SampleEncoder:
                     pair = f"{position}.{extension}"
                     pairs.append(pair)
                     members.append((f"{key}.{pair}", row["view"]))
-                    json.images[position], json.image_members[position] = pair, f"{key}.{pair}"
+                    json.images[position] = pair
                     json.image_extra[position] = row["extra"]
                 self._add_bookkeeping(
                     json, row, CONTENT_TYPES[extension] if extension else None, extension is not None
@@ -374,7 +375,7 @@ class SampleEncoder:
             else:
                 json.metadata_extra = row["extra"]
                 self._add_bookkeeping(json, row, METADATA_TYPE, True)
-        members.append((f"{key}.json", self._json_bytes(sample_id, json, self._stated(rows["extra"]))))
+        members.append((f"{key}.json", self._json_bytes(sample_id, key, json, self._stated(rows["extra"]))))
         return EncodedSample(members, pairs)
 
     def _add_bookkeeping(
@@ -422,16 +423,10 @@ class SampleEncoder:
     def _types(self, names: tuple[str, ...]) -> str:
         return schema_to_text(pa.schema([self.extras.field(name) for name in names]))
 
-    def _json_bytes(self, sample_id: str, json: _Json, types: str) -> bytes:
-        payload = {
-            SAMPLE_ID: sample_id,
-            TEXTS: json.texts,
-            IMAGES: json.images,
-            IMAGE_MEMBERS: json.image_members,
-            ROW_EXTRA: {"text": json.text_extra, "image": json.image_extra, "metadata": json.metadata_extra},
-            ROW_ERRORS: json.errors,
-            BOOKKEEPING: {"schema": types, "refs": list(json.refs), "rows": json.patches},
-        }
+    def _json_bytes(self, sample_id: str, key: str, json: _Json, types: str) -> bytes:
+        extra = {"text": json.text_extra, "image": json.image_extra, "metadata": json.metadata_extra}
+        lists = json.texts, json.images, extra, json.errors
+        payload = native_payload(sample_id, key, *lists, types, list(json.refs), json.patches)
         return dumps(payload).encode()
 
 
@@ -448,44 +443,3 @@ def _length(sample_id: str, rows: dict[str, list[Any]]) -> int:
             "the longest list a tar json may have"
         )
     return length
-
-
-def refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]:
-    """Return the json of a sample that readers refuse and account for.
-
-    Args:
-        sample_id: its id.
-        kind: class of the fault.
-        reason: what is wrong with it.
-        ref: locator of the fault.
-    """
-    return {SAMPLE_ID: sample_id, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [kind, reason, ref]}}
-
-
-def write_unread(tar: TarWriter, name: str, index: TarIndex) -> None:
-    """Write what was not read of an original tar, which locators call ``name``.
-
-    That is a refused sample for each damaged range, and an entry for each member that was left out.
-    """
-    for number, member in enumerate(index.left_out):
-        report = dumps({"where": f"{name}: {member}"})
-        tar.write_group([(f"{sample_key(f'{number}/{name}')}.{LEFT_OUT}", report.encode())])
-    for damaged_range in index.damaged_ranges:
-        place = f"{name}: bytes {damaged_range.start} to {damaged_range.end}"
-        ref = build_source_ref(name, None, damaged_range.start, damaged_range.end - damaged_range.start)
-        payload = refusal(place, damaged_range.damage.kind, str(damaged_range.damage), ref)
-        tar.write_group([(f"{sample_key(place)}.json", dumps(payload).encode())])
-
-
-def write_unpaired(tar: TarWriter, key: str, where: str, ref: str, reason: str | None) -> None:
-    """Write an entry that stands for an original member that belongs to no sample.
-
-    Args:
-        tar: the merged tar.
-        key: a text that no other such member has.
-        where: tar and name of the member, for messages.
-        ref: its locator.
-        reason: why it is no part of a sample, if there is more to say than that.
-    """
-    report = {"where": where, "ref": ref, "reason": reason}
-    tar.write_group([(f"{sample_key(key)}.{UNPAIRED}", dumps(report).encode())])

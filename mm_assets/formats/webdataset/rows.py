@@ -28,6 +28,7 @@ from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_ROOM, TIFF_EXTEN
 from mm_assets.model import json_codec
 from mm_assets.model.errors import DANGLING_REFERENCE, Fault, missing_member
 from mm_assets.model.json_codec import RAW, FieldTally, build_column, dumps, is_json, json_field
+from mm_assets.model.nested_types import inner_types, is_list, value_type
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
     RESERVED_COLUMNS,
@@ -138,7 +139,7 @@ def read_declared(text: str) -> DeclaredTypes:
     return DeclaredTypes(
         schema,
         sum(width(field.type) for field in schema),
-        tuple(field.name for field in schema if pa.types.is_int64(_plain(field.type))),
+        tuple(field.name for field in schema if pa.types.is_int64(value_type(field.type))),
         tuple(
             field.name
             for field in schema
@@ -160,7 +161,7 @@ def is_readable(text: str, rows: int) -> bool:
 
 def width(type_: pa.DataType) -> int:
     """Return the bytes that a null of a type takes: all of a fixed-size type, every field of a struct."""
-    type_ = _plain(type_)
+    type_ = value_type(type_)
     if pa.types.is_fixed_size_list(type_):
         return SLOT + int(type_.list_size) * width(type_.value_type)
     if pa.types.is_fixed_size_binary(type_):
@@ -177,28 +178,11 @@ def _refuse_odd(field: pa.Field) -> None:
         key.decode(), value.decode()  # Lance refuses metadata that is not UTF-8
     if is_json(field) and field.type not in _JSON_TYPES:
         raise ValueError("JSON text is no such type")
-    if _takes_room(field.type) and not all(
-        field.type.field(index).nullable for index in range(field.type.num_fields)
-    ):
+    contains_nulls = pa.types.is_struct(field.type) or pa.types.is_fixed_size_list(field.type)
+    if contains_nulls and not all(field.type.field(index).nullable for index in range(field.type.num_fields)):
         raise ValueError("a row without it would have nulls where none may be")
     if pa.types.is_struct(field.type) and len({child.name for child in field.type}) != field.type.num_fields:
         raise ValueError("field names are not unique")
-
-
-def _takes_room(type_: pa.DataType) -> bool:
-    """Return True if a null of the type contains nulls."""
-    return bool(pa.types.is_struct(type_) or pa.types.is_fixed_size_list(type_))
-
-
-def _plain(type_: pa.DataType) -> pa.DataType:
-    """Return the type of the values of an extension or a dictionary."""
-    while True:
-        if isinstance(type_, pa.BaseExtensionType):
-            type_ = type_.storage_type
-        elif pa.types.is_dictionary(type_):
-            type_ = type_.value_type
-        else:
-            return type_
 
 
 def _with_inner(field: pa.Field) -> Iterator[pa.Field]:
@@ -207,7 +191,7 @@ def _with_inner(field: pa.Field) -> Iterator[pa.Field]:
     Keys of maps are never null, and count as nullable.
     """
     yield field
-    type_ = _plain(field.type)
+    type_ = value_type(field.type)
     if pa.types.is_map(type_):
         inner = [type_.key_field.with_nullable(True), type_.item_field]
     else:
@@ -217,17 +201,11 @@ def _with_inner(field: pa.Field) -> Iterator[pa.Field]:
 
 
 def _has_wide_items(field: pa.Field) -> bool:
-    types = [_plain(inner.type) for inner in _with_inner(field)]
-    return any(_has_items(type_) and width(type_.field(0).type) > SLOT for type_ in types)
+    return any(_has_items(type_) and width(type_.field(0).type) > SLOT for type_ in inner_types(field.type))
 
 
 def _has_items(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(type_)
-        or pa.types.is_large_list(type_)
-        or pa.types.is_fixed_size_list(type_)
-        or pa.types.is_map(type_)
-    )
+    return is_list(type_) or bool(pa.types.is_fixed_size_list(type_) or pa.types.is_map(type_))
 
 
 def _listed_bytes(values: Sequence[Any], type_: pa.DataType) -> int:
@@ -235,7 +213,7 @@ def _listed_bytes(values: Sequence[Any], type_: pa.DataType) -> int:
 
     Values of other forms are ignored.
     """
-    type_ = _plain(type_)
+    type_ = value_type(type_)
     if pa.types.is_struct(type_):
         present = [value for value in values if isinstance(value, dict)]
         return sum(_listed_bytes([value.get(field.name) for value in present], field.type) for field in type_)
@@ -390,6 +368,11 @@ class Row:
     binary: bytes | None = None
     is_typed: bool = False
     extras: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def row_order(row: Row) -> tuple[int, bool]:
+    """Return the key by which the rows of a sample are sorted: by position, text before image."""
+    return row.position, row.modality == "image"
 
 
 @dataclass(slots=True)

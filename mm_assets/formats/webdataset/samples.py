@@ -22,7 +22,7 @@ from mm_assets.formats.tar.scan import (
     Member,
     Skipped,
     TarIndex,
-    read_members,
+    read_member,
     scan,
     scan_tolerant,
 )
@@ -139,7 +139,7 @@ class TarSamples:
                 self.items += 1
                 ref = build_source_ref(self.path, skipped.name, skipped.header_offset)
                 self.losses.append(_lost_sample(self._id_prefix + sample_stem(skipped.name), no_file, ref))
-        self.losses += [self._damaged_range(damaged_range) for damaged_range in self.index.damaged_ranges]
+        self.losses += [lost_range(self.images_path, *damaged) for damaged in self.index.damaged_ranges]
 
     def decode(self, member: Member) -> Sample:
         """Return the sample of a json member, or of the text member of a pair without a json.
@@ -242,9 +242,7 @@ class TarSamples:
         return member.name, ref, _UNREFERENCED
 
     def _bytes_of(self, member: Member) -> bytes:
-        data = bytearray(member.size)
-        read_members(self.descriptor, [member], memoryview(data), self.name)
-        return bytes(data)
+        return read_member(self.descriptor, member, self.name)
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
         source: str | IO[bytes] = local_path(uri)
@@ -252,13 +250,11 @@ class TarSamples:
             self._download = stack.enter_context(closing(Download(uri, options)))
             source = self._download.file
         limit = unpacked_limit(size_of(uri) if self._download is None else self._download.size)
-        if self._ids is None:
-            descriptor = stack.enter_context(local_tar(source, self.images_name, max_bytes=limit))
+        damaged: list[TarDamage] | None = None if self._ids is None else []
+        opened = local_tar(source, self.images_name, max_bytes=limit, damaged=damaged)
+        descriptor = stack.enter_context(opened)
+        if damaged is None:
             return descriptor, scan(descriptor, self.images_name)
-        damaged: list[TarDamage] = []
-        descriptor = stack.enter_context(
-            local_tar(source, self.images_name, max_bytes=limit, damaged=damaged)
-        )
         index = scan_tolerant(descriptor, self.images_name)
         return descriptor, _with_packing(
             index, damaged[0], os.fstat(descriptor).st_size
@@ -327,41 +323,24 @@ class TarSamples:
     def _quarantine(self, sample: Sample, member: Member, kind: str, reason: str) -> None:
         json_ref = member_ref(self.path, member)
         for number, row in enumerate(sample.rows):
+            item = sample.sample_id, row.position, row.modality
             ref = json_ref if row.source_ref is None else row.source_ref
-            self.losses.append(
-                Loss(
-                    sample.sample_id,
-                    row.position,
-                    row.modality,
-                    "quarantined",
-                    kind,
-                    _shortened(reason),
-                    source_ref=ref,
-                    is_cause=number == 0,
-                )
-            )
+            self.losses.append(Loss.quarantined(*item, kind, _shortened(reason), ref, is_cause=number == 0))
 
     def _undecodable(self, member: Member, error: SampleError) -> Loss:
         sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
         return _lost_sample(self._id_prefix + sample_id, error, error.source_ref or self._place(member))
 
-    def _damaged_range(self, damaged_range: DamagedRange) -> Loss:
-        damage = damaged_range.damage
-        size = damaged_range.end - damaged_range.start
-        ref = build_source_ref(self.images_path, None, damaged_range.start, size)
-        return Loss(None, None, None, "quarantined", damage.kind, str(damage), source_ref=ref)
+
+def lost_range(path: str, start: int, end: int, damage: TarDamage) -> Loss:
+    """Return the ledger's entry of bytes of a file that cannot be read."""
+    ref = build_source_ref(path, None, start, end - start)
+    return Loss.quarantined(None, None, None, damage.kind, str(damage), ref)
 
 
 def _lost_sample(sample_id: str, error: SampleError, ref: str) -> Loss:
-    return Loss(
-        sample_id,
-        METADATA_POSITION,
-        "metadata",
-        "quarantined",
-        error.kind,
-        _shortened(str(error)),
-        source_ref=ref,
-    )
+    reason = _shortened(str(error))
+    return Loss.quarantined(sample_id, METADATA_POSITION, "metadata", error.kind, reason, ref)
 
 
 def _with_packing(index: TarIndex, damage: TarDamage, size: int) -> TarIndex:

@@ -13,12 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageSequence
 
-from mm_assets.formats.images.tiff import (
-    frame_count,
-    plan_frames,
-    plan_sound_frames,
-    split_frame,
-)
+from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames, split_frame
+from mm_assets.formats.images.tiff_directories import as_view, iter_directories, read_header
 from mm_assets.model.errors import ImageError, LosslessSplitError
 from mm_assets_tests.formats.images.line_budget import line_budget
 from mm_assets_tests.formats.images.tiff_tools import (
@@ -33,6 +29,22 @@ from mm_assets_tests.formats.images.tiff_tools import (
     save,
     write_tiff,
 )
+
+
+def frame_count(data: bytes) -> int:
+    """The directories of the file's main chain, with thumbnails and masks in it."""
+    view = as_view(data)
+    return sum(1 for _ in iter_directories(view, *read_header(view)))
+
+
+def plan_frames(data: bytes) -> list[FramePlan]:
+    """A plan for each frame; the first that is damaged raises."""
+    plans = []
+    for plan in plan_sound_frames(data):
+        if isinstance(plan, ImageError):
+            raise plan
+        plans.append(plan)
+    return plans
 
 
 def decoded(data: bytes) -> list[tuple[str, tuple[int, int], bytes, object]]:

@@ -253,7 +253,7 @@ def test_a_line_of_any_length_is_not_read(ours: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("mm_assets.formats.webdataset.samples.MAX_JSON_BYTES", 4000)
     with pytest.raises(ShardError, match=r"line 3: json member of 50\d\d bytes, more than 4000"):
         read("jsonl", ours)
-    monkeypatch.setattr(jsonl, "unpacked_limit", lambda _: 2000)
+    monkeypatch.setattr("mm_assets.formats.tar.spool.unpacked_limit", lambda _: 2000)
     with pytest.raises(ShardError, match="unpacks to more than 2000 bytes"):
         read("jsonl", ours)
 

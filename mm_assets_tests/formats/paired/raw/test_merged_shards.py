@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.materialize import materialize_table
-from mm_assets.formats.paired.merge import PairedAddress, modality_of, parts_of
-from mm_assets.formats.raw_shards import RawLocations, relative_root
+from mm_assets.formats.paired.merge import PairedAddress, modality_of
+from mm_assets.formats.raw_shards import RawLocations, originals_of, relative_root
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset.layout import SampleError
 from mm_assets.formats.webdataset.samples import survey_tar
@@ -358,7 +358,7 @@ def test_locators_lead_to_the_tars_themselves(tmp_path: Path) -> None:
             file.seek(ref["byte_offset"])
             data = file.read(ref["byte_size"])
         assert data == (row["binary_content"] if row["modality"] == "image" else row["text_content"].encode())
-    assert parts_of(shard.uri).keys() == {"images/x.tar", "texts/x.tar"}
+    assert originals_of(shard.uri).keys() == {"images/x.tar", "texts/x.tar"}
 
 
 def test_parts_may_be_packed_or_remote(tmp_path: Path) -> None:
