@@ -32,8 +32,8 @@ def screenshot(
     """Open ``url``, and the menus beside the buttons named ``menus``, click the elements with the texts
     ``clicks`` in turn, then the ``inner_tabs`` (of two tabs of that name, the one inside the other's page),
     wait until every one of ``texts`` is visible, and for each of ``images`` a picture whose address begins
-    with it and that can be drawn, and until the page asked for each address ``requested``, then write ``png``. Raises PageError, with what
-    the page does show, when they do not come."""
+    with it and that can be drawn, and until the page asked for each address ``requested``, then write
+    ``png``. Raises PageError, with what the page does show, when they do not come."""
     if not CLIENTS_PYTHON.exists():
         raise PageError(f"{CLIENTS_PYTHON} is missing: run clients/install")
     if not CHROMIUM.exists():
