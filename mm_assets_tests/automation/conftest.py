@@ -17,13 +17,9 @@ from mm_assets.graph.resources import resources_from_environment
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 from mm_assets_tests.graph.samples import samples
 from mm_assets_tests.quick_instance import quick_instance
-from mm_assets_tests.warm_workers import warm_workers
+from mm_assets_tests.warm_workers import shared_workers
 
-
-@pytest.fixture(scope="package", autouse=True)
-def shared_workers() -> Iterator[None]:
-    with warm_workers():
-        yield
+__all__ = ["shared_workers"]
 
 
 @dataclass

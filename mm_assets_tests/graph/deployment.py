@@ -83,6 +83,11 @@ class Deployment:
         _print_failed_checks(result)
         return result
 
+    def log(self, result: dg.ExecuteInProcessResult) -> str:
+        """The messages of all events of a run, a line each."""
+        records = self.instance.get_records_for_run(result.run_id).records
+        return "\n".join(record.event_log_entry.user_message for record in records)
+
     def check(self, asset: str, name: str) -> dg.ExecuteInProcessResult:
         """Run one check alone, over all shards there are."""
         with self._configured():

@@ -23,11 +23,6 @@ def _document(sample: str, images: list[str | None] | None = None) -> bytes:
     return json.dumps({"sample_id": sample, "texts": ["x"], "images": images or [None]}).encode()
 
 
-def _errors(result: dg.ExecuteInProcessResult, deployment: Deployment) -> str:
-    records = deployment.instance.get_records_for_run(result.run_id).records
-    return "\n".join(r.event_log_entry.user_message for r in records)
-
-
 def test_under_the_strict_policy_a_repeated_id_fails_the_later_shard(tmp_path: Path, deploy: Deploy) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=0, samples=3)
     write_tar(tmp_path / "raw" / "xa.tar", {"1.json": _document("twin")})
@@ -40,7 +35,7 @@ def test_under_the_strict_policy_a_repeated_id_fails_the_later_shard(tmp_path: P
         sorted(events["lance_table"]) == sorted(events["curated_parquet"]) == ["web-00000", "web-00001", "xa"]
     )
     assert ("curated_parquet", "landed", None) in failed_checks(result)
-    assert "sample id 'twin' is already in shard 'xa'" in _errors(result, deployment)
+    assert "sample id 'twin' is already in shard 'xa'" in deployment.log(result)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +64,7 @@ def test_unreadable_image_is_an_error_row(
     assert ("mixed" in events.get("curated_parquet", {})) is lands
     assert ("curated_parquet", "materialization_errors", "mixed") in failed_checks(result)
     if not lands:
-        assert "mixed.tar: sample 'bad', position 0: unreadable image" in _errors(result, deployment)
+        assert "mixed.tar: sample 'bad', position 0: unreadable image" in deployment.log(result)
         return
     rows = pq.read_table(tmp_path / "storage" / "curated" / "mixed.parquet").to_pylist()
     kept = [row for row in rows if row["modality"] == "image"]
@@ -136,7 +131,7 @@ def test_shards_per_partition(tmp_path: Path, deploy: Deploy) -> None:
     shards[3].rename(shards[3].with_name("web-00005.tar"))
     assert _samples(deployment.run(assets=CURATED)) == {"web-00000-00001": 8}
     gone = "raw shard 'web-00002' of this partition is gone: the samples published before stay "
-    assert gone in _errors(result, deployment)
+    assert gone in deployment.log(result)
     files = pq.ParquetDataset(f"{deployment.storage}/curated").read(["sample_id"])
     assert len(files.column("sample_id").unique()) == 20
 

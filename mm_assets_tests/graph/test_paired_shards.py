@@ -109,8 +109,7 @@ def test_other_policies(tmp_path: Path, deploy: Deploy, policy: str, lands: list
     result = deployment.run(assets=CURATED)
     assert sorted(materialized(result)["curated_parquet"]) == lands
     if policy == "error":
-        records = deployment.instance.get_records_for_run(result.run_id).records
-        said = "\n".join(record.event_log_entry.user_message for record in records)
+        said = deployment.log(result)
         assert "key mismatch across modalities: 'page1' is in images/b.tar, not in texts/b.tar" in said
         return
     rows = [row for row in _rows(tmp_path / "storage", "b") if row["sample_id"] == "page1"]
@@ -132,10 +131,7 @@ def test_a_missing_tar_fails_its_shard_and_a_cut_one_costs_what_is_cut(
     deployment = deploy(raw=raw, **ALL_IMAGES)
     result = deployment.run(assets=[*CURATED, "quarantine"])
     assert sorted(materialized(result)["curated_parquet"]) == ["a", "b"]
-    records = deployment.instance.get_records_for_run(result.run_id).records
-    assert "no tar 'd' of modality 'texts'" in "\n".join(
-        record.event_log_entry.user_message for record in records
-    )
+    assert "no tar 'd' of modality 'texts'" in deployment.log(result)
     assert {row["sample_id"] for row in _rows(tmp_path / "storage", "b")} == {"page0"}
     found = pq.read_table(tmp_path / "storage" / "quarantine" / "b.parquet").to_pylist()
     assert sorted((record["kind"], record["sample_id"], record["source_uri"]) for record in found) == [

@@ -29,13 +29,6 @@ def landed(result: dg.ExecuteInProcessResult) -> dict[str, list[str]]:
     return {asset: sorted(shards) for asset, shards in materialized(result).items()}
 
 
-def log(result: dg.ExecuteInProcessResult, deployment: Deployment) -> str:
-    return "\n".join(
-        record.event_log_entry.user_message
-        for record in deployment.instance.get_records_for_run(result.run_id).records
-    )
-
-
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_shard_that_is_not_there_fails_alone(tmp_path: Path, deploy: Deploy, was_there: bool) -> None:
     raw = tmp_path / "raw"
@@ -54,8 +47,9 @@ def test_a_shard_that_is_not_there_fails_alone(tmp_path: Path, deploy: Deploy, w
     assert not result.success
     assert landed(result) == {key: ["web-00000", "web-00002"] for key in made}
     assert {key for _, check, key in failed_shard_checks(result)} == {"web-00001"}
-    assert f"shard 'web-00001' of curated_parquet: {raw}/web-00001.tar: no such file or folder" in log(
-        result, deployment
+    assert (
+        f"shard 'web-00001' of curated_parquet: {raw}/web-00001.tar: no such file or folder"
+        in deployment.log(result)
     )
     assert bool(outputs) == was_there and all(path.read_bytes() == data for path, data in outputs.items())
     (tmp_path / "aside").rename(raw / "web-00001.tar")
@@ -73,7 +67,7 @@ def test_a_folder_that_is_gone_fails_its_own_shards_and_is_told(tmp_path: Path, 
     result = deployment.run()
     assert not result.success
     assert landed(result) == {key: ["a/web-00000"] for key in ASSETS}
-    told = log(result, deployment)
+    told = deployment.log(result)
     assert f"{tmp_path}/b/*.tar: no such file" in told.splitlines()
     assert (
         "shard 'b/pdf-00000' of curated_parquet: input missing: shard 'b/pdf-00000' of raw_shards: "
@@ -95,7 +89,7 @@ def test_two_files_of_one_name_fail_that_partition_alone(tmp_path: Path, deploy:
         f"2 files would become partition 'web-00000', rename all but one: {raw}/web-00000.tar, {raw}/"
         f"web-00000.tar.gz"
     )
-    assert message in log(result, deployment)
+    assert message in deployment.log(result)
     alone = deployment.check("raw_shards", "integrity")
     assert failed_checks(alone) == {
         ("raw_shards", "integrity", "web-00000"),
@@ -136,7 +130,7 @@ def test_a_special_file_fails_alone_and_what_is_not_read_is_told(tmp_path: Path,
         assert not result.success
         made = ASSETS if assets is None else ["curated_parquet"]
         assert landed(result) == {key: ["link/pdf-00000", "web-00000"] for key in made}
-        told = log(result, deployment)
+        told = deployment.log(result)
         assert f"shard 'pipe' of curated_parquet: {raw}/pipe.tar: a named pipe, not a regular file" in told
         assert f"shard 'zero' of curated_parquet: {raw}/zero.tar: a device, not a regular file" in told
         assert f"shard 'folder' of curated_parquet: {raw}/folder.tar: a folder, not a file" in told
