@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import dagster as dg
-
 from mm_assets.demo import make_shards
 from mm_assets_tests.formats.hostile.cases import CASES
 from mm_assets_tests.formats.hostile.test_hostile import ingest
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.output_digests import digests
 from mm_assets_tests.graph.published import record_in
+from mm_assets_tests.quick_instance import quick_instance
 
 FILE = Path(__file__).with_name("golden.json")
 _BOUNDS = {"MM_MIN_ASPECT_RATIO": "1", "MM_MAX_ASPECT_RATIO": "2", "MM_WORKERS": "2"}
@@ -63,7 +62,7 @@ def _graph(folder: Path) -> dict[str, str]:
     make_shards(raw, members=2, pdf=1, samples=4)
     cut = raw / "web-00001.tar"
     cut.write_bytes(cut.read_bytes()[:-3000])
-    with dg.DagsterInstance.ephemeral() as instance:
+    with quick_instance(folder / "home") as instance:
         Deployment(str(raw), str(storage), instance, dict(_BOUNDS)).run()
     files = digests(storage).items()  # surveys have the times of the raw shards, which are new here
     found = {f"graph/{name}": digest[:16] for name, digest in files if "raw_shards" not in name}

@@ -5,27 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 
 import dagster as dg
+import sqlalchemy as db
 from dagster._core.instance import InstanceType
 from dagster._core.launcher.sync_in_memory_run_launcher import SyncInMemoryRunLauncher
 from dagster._core.run_coordinator import DefaultRunCoordinator
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
 from dagster._core.storage.root import LocalArtifactStorage
 from dagster._core.storage.runs import InMemoryRunStorage
+from sqlalchemy import Engine
+from sqlalchemy.pool import QueuePool
 
 from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
+
+
+class _OpenEventLog(BatchedSqliteEventLogStorage):
+    """Our event log, with databases of runs that stay open: no other process looks at them, and to close one
+    after each batch takes a quarter of a run's CPU.
+    """
+
+    def _open(self, shard: str) -> Engine:
+        if shard == INDEX_SHARD_NAME:
+            return super()._open(shard)
+        return db.create_engine(self.conn_string_for_shard(shard), poolclass=QueuePool, max_overflow=30)
 
 
 def quick_instance(home: Path) -> dg.DagsterInstance:
     """As `DagsterInstance.ephemeral`, but with our event log, below ``home``.
 
-    A run takes a seventh less CPU than with Dagster's event log in memory, which takes a quarter of what
+    A run takes a third less CPU than with Dagster's event log in memory, which takes a quarter of what
     Dagster's files take.
     """
     return dg.DagsterInstance(
         instance_type=InstanceType.EPHEMERAL,
         local_artifact_storage=LocalArtifactStorage(str(home)),
         run_storage=InMemoryRunStorage(),
-        event_storage=BatchedSqliteEventLogStorage(str(home / "history" / "runs")),
+        event_storage=_OpenEventLog(str(home / "history" / "runs")),
         compute_log_manager=NoOpComputeLogManager(),
         run_coordinator=DefaultRunCoordinator(),
         run_launcher=SyncInMemoryRunLauncher(),

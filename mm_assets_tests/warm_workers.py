@@ -57,6 +57,13 @@ def warm_workers(*, apart: bool = False) -> Iterator[None]:
         _end(pools)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def shared_workers() -> Iterator[None]:
+    """For a `conftest.py` to import: the tests below it share their workers."""
+    with warm_workers():
+        yield
+
+
 def end_warm_workers() -> None:
     """End the workers; the session calls it when its tests are done."""
     _end(_pools)

@@ -14,16 +14,12 @@ from mm_assets.automation import sensors
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
 from mm_assets.graph.resources import resources_from_environment
-from mm_assets_tests.event_log.databases import OURS, open_instance
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 from mm_assets_tests.graph.samples import samples
-from mm_assets_tests.warm_workers import warm_workers
+from mm_assets_tests.quick_instance import quick_instance
+from mm_assets_tests.warm_workers import shared_workers
 
-
-@pytest.fixture(scope="package", autouse=True)
-def shared_workers() -> Iterator[None]:
-    with warm_workers():
-        yield
+__all__ = ["shared_workers"]
 
 
 @dataclass
@@ -119,8 +115,8 @@ def looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def operated(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
-    """On SQLite files, with the event log that `dagster.yaml` names."""
-    with open_instance(tmp_path_factory.mktemp("dagster_home"), OURS) as instance:
+    """With the event log that `dagster.yaml` names."""
+    with quick_instance(tmp_path_factory.mktemp("dagster_home")) as instance:
         found = Operated(str(tmp_path / "raw"), str(tmp_path / "storage"), instance, {"MM_WORKERS": "1"})
         for name in "abcd":
             found.shard(name)

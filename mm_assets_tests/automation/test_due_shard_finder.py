@@ -13,15 +13,8 @@ from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due
 from mm_assets_tests.automation.histories import History
 from mm_assets_tests.graph.io_manager.conftest import Toy
 from mm_assets_tests.quick_instance import quick_instance
-from mm_assets_tests.warm_workers import warm_workers
 
 DAGSTER = {MISSING: StaleStatus.MISSING, STALE: StaleStatus.STALE}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_workers() -> Iterator[None]:
-    with warm_workers():
-        yield
 
 
 @pytest.fixture

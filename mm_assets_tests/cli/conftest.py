@@ -1,19 +1,14 @@
 """What tests of commands share: worker processes, and data to be shown."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mm_assets_tests.cli.formats_to_show import fill_formats
 from mm_assets_tests.cli.hostile_storage import fill_hostile
-from mm_assets_tests.warm_workers import warm_workers
+from mm_assets_tests.warm_workers import shared_workers
 
-
-@pytest.fixture(scope="package", autouse=True)
-def shared_workers() -> Iterator[None]:
-    with warm_workers():
-        yield
+__all__ = ["shared_workers"]
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,5 @@
 """Workers that tests share."""
 
-from collections.abc import Iterator
+from mm_assets_tests.warm_workers import shared_workers
 
-import pytest
-
-from mm_assets_tests.warm_workers import warm_workers
-
-
-@pytest.fixture(scope="package", autouse=True)
-def shared_workers() -> Iterator[None]:
-    with warm_workers():
-        yield
+__all__ = ["shared_workers"]

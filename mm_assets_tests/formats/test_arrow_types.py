@@ -124,6 +124,12 @@ ALIKE: dict[str, dict[str, pa.Array]] = {
         ),
         "list of nulls": pa.array([[None], None, []], pa.list_(pa.null())),
         "list of structs": pa.array([[{"k": 1}, None], None, []], pa.list_(_STRUCT)),
+        "list of structs of nulls and seconds": pa.array(  # Parquet has neither
+            [[{"none": None, "when": 5, "day": 86_400_000}], None, []],
+            pa.list_(
+                pa.struct([("none", pa.null()), ("when", pa.timestamp("s", "UTC")), ("day", pa.date64())])
+            ),
+        ),
         "list of views": pa.array([["a", None], None, []], pa.list_(pa.string_view())),
         "list of dictionaries": _listed(pa.array(["a", "b"]).dictionary_encode()),
         "list of JSON": _listed(pa.array(["1", "{}"], pa.json_())),

@@ -25,27 +25,8 @@ from mm_assets.model.losses import Loss
 from mm_assets.model.samples import BatchStream
 from mm_assets.storage.files import sweep
 from mm_assets_tests.formats.any_tables import same
+from mm_assets_tests.formats.conformance.outputs import N, rows, snapshot
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
-from mm_assets_tests.formats.images.pictures import picture
-
-PNG = picture(0)[1]
-N = pa.field("n", pa.int64())
-
-
-def rows(name: str, **values: Any) -> list[dict[str, Any]]:
-    return [
-        item(name, content_type="application/json", **values),
-        item(name, 0, text_content=f"text of {name}", content_type="text/plain"),
-        item(name, 2, "image", binary_content=PNG, content_type="image/png"),
-    ]
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != "lock"
-    }
 
 
 @pytest.mark.parametrize(

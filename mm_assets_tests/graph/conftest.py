@@ -14,13 +14,9 @@ from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
 from mm_assets_tests.graph.kept_engines import kept_engines
 from mm_assets_tests.quick_instance import quick_instance
-from mm_assets_tests.warm_workers import warm_workers
+from mm_assets_tests.warm_workers import shared_workers
 
-
-@pytest.fixture(scope="package", autouse=True)
-def shared_workers() -> Iterator[None]:
-    with warm_workers():
-        yield
+__all__ = ["shared_workers"]
 
 
 @pytest.fixture

@@ -14,18 +14,13 @@ from mm_assets.definitions import build_definitions
 from mm_assets.demo import make_shards
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.formats.images.test_opening import REFUSED
-from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.graph.deployment import CURATED, Deployment, failed_checks, materialized, write_tar
 
 Deploy = Callable[..., Deployment]
 
 
 def _document(sample: str, images: list[str | None] | None = None) -> bytes:
     return json.dumps({"sample_id": sample, "texts": ["x"], "images": images or [None]}).encode()
-
-
-def _errors(result: dg.ExecuteInProcessResult, deployment: Deployment) -> str:
-    records = deployment.instance.get_records_for_run(result.run_id).records
-    return "\n".join(r.event_log_entry.user_message for r in records)
 
 
 def test_under_the_strict_policy_a_repeated_id_fails_the_later_shard(tmp_path: Path, deploy: Deploy) -> None:
@@ -40,7 +35,7 @@ def test_under_the_strict_policy_a_repeated_id_fails_the_later_shard(tmp_path: P
         sorted(events["lance_table"]) == sorted(events["curated_parquet"]) == ["web-00000", "web-00001", "xa"]
     )
     assert ("curated_parquet", "landed", None) in failed_checks(result)
-    assert "sample id 'twin' is already in shard 'xa'" in _errors(result, deployment)
+    assert "sample id 'twin' is already in shard 'xa'" in deployment.log(result)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +59,12 @@ def test_unreadable_image_is_an_error_row(
     bad = {"b.json": _document("bad", ["b.0.png"]), "b.0.png": unreadable}
     write_tar(tmp_path / "raw" / "mixed.tar", good | bad)
     deployment = deploy(MM_ON_MATERIALIZE_ERROR=policy, MM_MIN_ASPECT_RATIO="0", MM_MAX_ASPECT_RATIO="100")
-    result = deployment.run()
+    result = deployment.run(assets=CURATED)
     events = materialized(result)
     assert ("mixed" in events.get("curated_parquet", {})) is lands
     assert ("curated_parquet", "materialization_errors", "mixed") in failed_checks(result)
     if not lands:
-        assert "mixed.tar: sample 'bad', position 0: unreadable image" in _errors(result, deployment)
+        assert "mixed.tar: sample 'bad', position 0: unreadable image" in deployment.log(result)
         return
     rows = pq.read_table(tmp_path / "storage" / "curated" / "mixed.parquet").to_pylist()
     kept = [row for row in rows if row["modality"] == "image"]
@@ -84,14 +79,14 @@ def test_outputs_are_no_raw_shards(tmp_path: Path, deploy: Deploy) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=0, samples=3)
     deployment = deploy(storage=str(tmp_path / "raw" / "out"))
     deployment.run()
-    again = deployment.run()
+    again = deployment.run(assets=CURATED)
     assert again.success
     assert sorted(materialized(again)["curated_parquet"]) == ["web-00000", "web-00001"]
 
 
 def test_locations_with_a_space_are_quoted(tmp_path: Path, deploy: Deploy) -> None:
     make_shards(tmp_path / "two words", members=1, pdf=0, samples=2)
-    result = deploy(raw=f"'{tmp_path}/two words'").run()
+    result = deploy(raw=f"'{tmp_path}/two words'").run(assets=CURATED)
     assert result.success
     assert list(materialized(result)["curated_parquet"]) == ["web-00000"]
 
@@ -106,7 +101,7 @@ def test_sample_ids_do_not_depend_on_groups(tmp_path: Path, deploy: Deploy, size
     for number in (0, 1, 2):
         write_tar(tmp_path / "raw" / f"web-{number}.tar", {"0.json": _document("same")})
     deployment = deploy(MM_SHARDS_PER_PARTITION=size, MM_SAMPLE_ID_PREFIX="shard")
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
     ids = pq.ParquetDataset(f"{deployment.storage}/curated").read(["sample_id"]).column(0)
     assert sorted(ids.unique().to_pylist()) == ["web-0/same", "web-1/same", "web-2/same"]
 
@@ -116,13 +111,13 @@ def test_shards_per_partition(tmp_path: Path, deploy: Deploy) -> None:
     late = shards.pop(0)
     late.rename(tmp_path / "late")
     deployment = deploy(MM_SHARDS_PER_PARTITION="2")
-    result = deployment.run()
+    result = deployment.run(assets=CURATED)
     assert result.success
     assert _samples(result) == {"web-00000-00001": 4, "web-00002-00003": 8, "web-00004-00005": 4}
 
     # A shard that comes later belongs to the group of its number; the other groups stay as they are.
     (tmp_path / "late").rename(late)
-    result = deployment.run()
+    result = deployment.run(assets=CURATED)
     assert result.success
     assert _samples(result) == {"web-00000-00001": 8, "web-00002-00003": 8, "web-00004-00005": 4}
     made = materialized(result)["curated_parquet"]
@@ -130,13 +125,13 @@ def test_shards_per_partition(tmp_path: Path, deploy: Deploy) -> None:
 
     # One that goes takes nothing with it, though another comes, and though it was alone in its group.
     shards[1].unlink()
-    result = deployment.run()
+    result = deployment.run(assets=CURATED)
     assert not result.success
     assert _samples(result) == {"web-00000-00001": 8, "web-00004-00005": 4}
     shards[3].rename(shards[3].with_name("web-00005.tar"))
-    assert _samples(deployment.run()) == {"web-00000-00001": 8}
+    assert _samples(deployment.run(assets=CURATED)) == {"web-00000-00001": 8}
     gone = "raw shard 'web-00002' of this partition is gone: the samples published before stay "
-    assert gone in _errors(result, deployment)
+    assert gone in deployment.log(result)
     files = pq.ParquetDataset(f"{deployment.storage}/curated").read(["sample_id"])
     assert len(files.column("sample_id").unique()) == 20
 

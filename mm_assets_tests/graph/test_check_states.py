@@ -46,9 +46,9 @@ def test_every_check_passes_for_every_shard_after_a_run_a_rerun_and_a_proof(
     assert {deployment.overview(*name.split("."))[0] for name in first} == {True}
 
 
-def test_damage_is_red_where_it_is_and_in_the_overview(tmp_path: Path, deploy_on_disk: Deploy) -> None:
+def test_damage_is_red_where_it_is_and_in_the_overview(tmp_path: Path, deploy: Deploy) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=1, samples=3)
-    deployment = deploy_on_disk()
+    deployment = deploy()
     deployment.run()
     before = _seen(deployment)
     tar = tmp_path / "storage" / "webdataset" / "web-00000.tar"

@@ -22,7 +22,7 @@ from mm_assets.interleaved import (
     InterleavedParquetReader,
     InterleavedWebdatasetReader,
 )
-from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized
+from mm_assets_tests.graph.deployment import ASSETS, FILTERED, Deployment, failed_checks, materialized
 from mm_assets_tests.quick_instance import quick_instance
 
 Deploy = Callable[..., Deployment]
@@ -124,10 +124,10 @@ def test_without_bounds_nothing_is_filtered(unfiltered: Run) -> None:
 
 def test_changed_threshold_reads_no_image_again(tmp_path: Path, deploy: Deploy) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=0)
-    deploy().run()
+    deploy().run(assets=FILTERED)
     for path in (tmp_path / "raw").glob("*.tar"):
         path.touch()  # keeps its bytes; only observation would look at it
-    wide = materialized(deploy(MM_MIN_ASPECT_RATIO="1", MM_MAX_ASPECT_RATIO="4").run())
+    wide = materialized(deploy(MM_MIN_ASPECT_RATIO="1", MM_MAX_ASPECT_RATIO="4").run(assets=FILTERED))
     assert all("unchanged" in made.metadata for made in wide["image_scores"].values())
     assert all("unchanged" not in made.metadata for made in wide["filtered_parquet"].values())
     table = pq.read_table(tmp_path / "storage" / "filtered")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import dagster as dg
-
 from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.output_digests import FOLDERS, digests
+from mm_assets_tests.quick_instance import quick_instance
 
 
 def test_one_worker_and_two_write_the_same(tmp_path: Path) -> None:
@@ -17,7 +16,7 @@ def test_one_worker_and_two_write_the_same(tmp_path: Path) -> None:
     found = []
     for workers in ("1", "2"):
         storage = tmp_path / workers
-        with dg.DagsterInstance.ephemeral() as instance:
+        with quick_instance(tmp_path / f"home-{workers}") as instance:
             Deployment(str(tmp_path / "raw"), str(storage), instance, {"MM_WORKERS": workers}).run()
         found.append(digests(storage))
     assert {name.partition("/")[0] for name in found[0]} == {name.partition("/")[0] for name in FOLDERS}

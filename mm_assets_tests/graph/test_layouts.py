@@ -51,13 +51,6 @@ def contents(storage: Path, shard: str, asset: str = "filtered") -> dict[str, li
     return found
 
 
-def log(result: Any, deployment: Deployment) -> str:
-    return "\n".join(
-        record.event_log_entry.user_message
-        for record in deployment.instance.get_records_for_run(result.run_id).records
-    )
-
-
 def assert_proven(storage: Path, shards: int) -> None:
     proof = json.loads((storage / "proof" / "proof.json").read_text())
     assert proof["is_equal"]
@@ -108,7 +101,7 @@ def test_image_text_pairs_with_ids_that_start_anew(tmp_path: Path, deploy: Deplo
     }
     assert (
         f"{raw}: 2 Parquet files beside tars passed over, such as 00000.parquet; name *.parquet to read them"
-        in log(result, deployment)
+        in deployment.log(result)
     )
     assert {(check, shard) for _, check, shard in failed_shard_checks(result)} == {
         ("integrity", "00001"), ("empty", "00001"), ("materialization_errors", "00001"),
@@ -261,7 +254,7 @@ def test_parquet_that_is_refused_fails_alone_in_one_line(tmp_path: Path, deploy:
     assert {asset: sorted(shards) for asset, shards in materialized(result).items()} == {
         asset: ["good"] for asset in ASSETS
     }
-    told = log(result, deployment)
+    told = deployment.log(result)
     assert (
         "other.parquet: not interleaved data: it has columns id: int64, label: string; expected a row an item"
         in told
@@ -281,7 +274,7 @@ def test_a_folder_of_parquet_stays_one_when_outputs_lie_in_it(tmp_path: Path, de
     assert {asset: sorted(shards) for asset, shards in materialized(again).items()} == {
         asset: ["p"] for asset in ASSETS
     }
-    assert "passed over" not in log(again, deployment)
+    assert "passed over" not in deployment.log(again)
 
 
 def test_names_of_fields_and_extensions(tmp_path: Path, deploy: Deploy) -> None:

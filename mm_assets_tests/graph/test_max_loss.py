@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets_tests.formats.hostile.pictures import photograph
-from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
+from mm_assets_tests.graph.deployment import CURATED, Deployment, materialized, write_tar
 
 Deploy = Callable[..., Deployment]
 
@@ -32,9 +32,11 @@ def _documents(
     return members
 
 
-def _outcome(deployment: Deployment) -> tuple[bool, list[str], dict[str, str]]:
+def _outcome(
+    deployment: Deployment, assets: list[str] | None = CURATED
+) -> tuple[bool, list[str], dict[str, str]]:
     """Whether the run succeeded, the curated shards that landed, and the error of each that did not."""
-    result = deployment.run()
+    result = deployment.run(assets=assets)
     errors: dict[str, str] = {}
     for record in deployment.instance.get_records_for_run(result.run_id).records:
         if (
@@ -97,9 +99,9 @@ def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
 
 def test_an_empty_tar_is_an_empty_shard(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", {})
-    assert _outcome(deploy())[:2] == (True, ["a"])
+    assert _outcome(deploy(), None)[:2] == (True, ["a"])
     before = _stamps(tmp_path / "storage")
-    assert before and _outcome(deploy())[:2] == (True, ["a"])
+    assert before and _outcome(deploy(), None)[:2] == (True, ["a"])
     assert _stamps(tmp_path / "storage") == before
 
 
@@ -149,7 +151,7 @@ def test_images_that_cannot_be_decoded_are_found_when_they_are_read(
 def test_what_landed_before_stays(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", _documents("s"))
     deployment = deploy()
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
     before = (tmp_path / "storage" / "curated" / "a.parquet").read_bytes()
     write_tar(tmp_path / "raw" / "a.tar", _documents("s", texts="t", images="i"))
     success, landed, errors = _outcome(deployment)

@@ -19,7 +19,7 @@ from mm_assets_tests.formats.paired.raw.modalities import (
     texts_of,
 )
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.graph.deployment import Deployment, failed_shard_checks, materialized
+from mm_assets_tests.graph.deployment import CURATED, Deployment, failed_shard_checks, materialized
 
 Deploy = Callable[..., Deployment]
 ALL_IMAGES = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
@@ -96,9 +96,9 @@ def test_modalities_become_one_sample_and_a_lacking_key_is_accounted_for(
 def test_second_run_writes_nothing(tmp_path: Path, deploy: Deploy) -> None:
     raw = make_modalities(tmp_path / "raw", _shards())
     deployment = deploy(raw=raw, **ALL_IMAGES)
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "storage").glob("*/*.parquet")}
-    assert deployment.run().success
+    assert files and deployment.run(assets=CURATED).success
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "storage").glob("*/*.parquet")} == files
 
 
@@ -106,11 +106,10 @@ def test_second_run_writes_nothing(tmp_path: Path, deploy: Deploy) -> None:
 def test_other_policies(tmp_path: Path, deploy: Deploy, policy: str, lands: list[str]) -> None:
     raw = make_modalities(tmp_path / "raw", _shards(lacking="page1"))
     deployment = deploy(raw=raw, **ALL_IMAGES, MM_MISSING_KEYS=policy)
-    result = deployment.run()
+    result = deployment.run(assets=CURATED)
     assert sorted(materialized(result)["curated_parquet"]) == lands
     if policy == "error":
-        records = deployment.instance.get_records_for_run(result.run_id).records
-        said = "\n".join(record.event_log_entry.user_message for record in records)
+        said = deployment.log(result)
         assert "key mismatch across modalities: 'page1' is in images/b.tar, not in texts/b.tar" in said
         return
     rows = [row for row in _rows(tmp_path / "storage", "b") if row["sample_id"] == "page1"]
@@ -130,12 +129,9 @@ def test_a_missing_tar_fails_its_shard_and_a_cut_one_costs_what_is_cut(
     cut = tmp_path / "raw" / "emb" / "b.tar"
     cut.write_bytes(cut.read_bytes()[:1600])  # within the second member
     deployment = deploy(raw=raw, **ALL_IMAGES)
-    result = deployment.run()
-    assert sorted(materialized(result)["lance_table"]) == ["a", "b"]
-    records = deployment.instance.get_records_for_run(result.run_id).records
-    assert "no tar 'd' of modality 'texts'" in "\n".join(
-        record.event_log_entry.user_message for record in records
-    )
+    result = deployment.run(assets=[*CURATED, "quarantine"])
+    assert sorted(materialized(result)["curated_parquet"]) == ["a", "b"]
+    assert "no tar 'd' of modality 'texts'" in deployment.log(result)
     assert {row["sample_id"] for row in _rows(tmp_path / "storage", "b")} == {"page0"}
     found = pq.read_table(tmp_path / "storage" / "quarantine" / "b.parquet").to_pylist()
     assert sorted((record["kind"], record["sample_id"], record["source_uri"]) for record in found) == [
@@ -168,9 +164,9 @@ def test_what_cannot_be_read_of_a_sample_costs_that_sample(tmp_path: Path, deplo
     }
     raw = make_modalities(tmp_path / "raw", {"x": {name: [*fine[name], *bad[name]] for name in fine}})
     deployment = deploy(raw=raw, **ALL_IMAGES, MM_MAX_LOSS="1")
-    assert deployment.run().success
+    assert deployment.run(assets=[*CURATED, "quarantine"]).success
     storage = tmp_path / "storage"
-    assert {row["sample_id"] for row in _rows(storage, "x", "filtered")} == {"ok"}
+    assert {row["sample_id"] for row in _rows(storage, "x")} == {"ok"}
     records = pq.read_table(storage / "quarantine" / "x.parquet").to_pylist()
     assert {record["sample_id"]: record["kind"] for record in records} == {
         "json": "bad_json",

@@ -14,6 +14,7 @@ import pytest
 from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import (
     ASSETS,
+    CURATED,
     Deployment,
     failed_checks,
     failed_shard_checks,
@@ -28,18 +29,12 @@ def landed(result: dg.ExecuteInProcessResult) -> dict[str, list[str]]:
     return {asset: sorted(shards) for asset, shards in materialized(result).items()}
 
 
-def log(result: dg.ExecuteInProcessResult, deployment: Deployment) -> str:
-    return "\n".join(
-        record.event_log_entry.user_message
-        for record in deployment.instance.get_records_for_run(result.run_id).records
-    )
-
-
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_shard_that_is_not_there_fails_alone(tmp_path: Path, deploy: Deploy, was_there: bool) -> None:
     raw = tmp_path / "raw"
     make_shards(raw, members=3, pdf=0, samples=2)
     deployment = deploy(raw=f"{raw}/web-{{00000..00002}}.tar")
+    assets, made = (None, ASSETS) if was_there else (CURATED, ["curated_parquet"])
     if was_there:
         assert deployment.run().success
     (raw / "web-00001.tar").rename(tmp_path / "aside")
@@ -48,18 +43,19 @@ def test_a_shard_that_is_not_there_fails_alone(tmp_path: Path, deploy: Deploy, w
         for path in (tmp_path / "storage").rglob("web-00001.*")
         if path.suffix in (".parquet", ".tar")
     }
-    result = deployment.run()
+    result = deployment.run(assets=assets)
     assert not result.success
-    assert landed(result) == {key: ["web-00000", "web-00002"] for key in ASSETS}
+    assert landed(result) == {key: ["web-00000", "web-00002"] for key in made}
     assert {key for _, check, key in failed_shard_checks(result)} == {"web-00001"}
-    assert f"shard 'web-00001' of curated_parquet: {raw}/web-00001.tar: no such file or folder" in log(
-        result, deployment
+    assert (
+        f"shard 'web-00001' of curated_parquet: {raw}/web-00001.tar: no such file or folder"
+        in deployment.log(result)
     )
     assert bool(outputs) == was_there and all(path.read_bytes() == data for path, data in outputs.items())
     (tmp_path / "aside").rename(raw / "web-00001.tar")
-    again = deployment.run()
+    again = deployment.run(assets=assets)
     assert again.success
-    assert landed(again) == {key: ["web-00000", "web-00001", "web-00002"] for key in ASSETS}
+    assert landed(again) == {key: ["web-00000", "web-00001", "web-00002"] for key in made}
 
 
 def test_a_folder_that_is_gone_fails_its_own_shards_and_is_told(tmp_path: Path, deploy: Deploy) -> None:
@@ -71,7 +67,7 @@ def test_a_folder_that_is_gone_fails_its_own_shards_and_is_told(tmp_path: Path, 
     result = deployment.run()
     assert not result.success
     assert landed(result) == {key: ["a/web-00000"] for key in ASSETS}
-    told = log(result, deployment)
+    told = deployment.log(result)
     assert f"{tmp_path}/b/*.tar: no such file" in told.splitlines()
     assert (
         "shard 'b/pdf-00000' of curated_parquet: input missing: shard 'b/pdf-00000' of raw_shards: "
@@ -93,24 +89,25 @@ def test_two_files_of_one_name_fail_that_partition_alone(tmp_path: Path, deploy:
         f"2 files would become partition 'web-00000', rename all but one: {raw}/web-00000.tar, {raw}/"
         f"web-00000.tar.gz"
     )
-    assert message in log(result, deployment)
+    assert message in deployment.log(result)
     alone = deployment.check("raw_shards", "integrity")
     assert failed_checks(alone) == {
         ("raw_shards", "integrity", "web-00000"),
         ("raw_shards", "integrity", None),
     }
     (raw / "web-00000.tar").unlink()
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
 
 
 def test_records_are_closed_once(tmp_path: Path, deploy: Deploy) -> None:
     sound = {"s.json": b'{"texts": ["x"], "images": [null]}'}
     write_tar(tmp_path / "raw" / "x.tar", {**sound, "bad.json": b"{nope"})
     deployment = deploy()
-    closed = [materialized(deployment.run())["quarantine"]["x"].metadata["closed"].value]
+    to_quarantine = [*CURATED, "quarantine"]
+    closed = [materialized(deployment.run(assets=to_quarantine))["quarantine"]["x"].metadata["closed"].value]
     write_tar(tmp_path / "raw" / "x.tar", sound)
     for _ in range(2):
-        made = materialized(deployment.run())["quarantine"]["x"].metadata
+        made = materialized(deployment.run(assets=to_quarantine))["quarantine"]["x"].metadata
         closed.append(made["closed"].value)
     assert "unchanged" in made
     assert closed == [0, 1, 0]
@@ -128,11 +125,12 @@ def test_a_special_file_fails_alone_and_what_is_not_read_is_told(tmp_path: Path,
     (raw / "zero.tar").symlink_to("/dev/zero")
     (raw / "folder.tar").mkdir()
     deployment = deploy(raw=f"file://{raw}", storage=f"file://{tmp_path}/storage")
-    for _ in range(2):  # the second has outputs behind the link
-        result = deployment.run()
+    for assets in (None, CURATED):  # the second has outputs behind the link
+        result = deployment.run(assets=assets)
         assert not result.success
-        assert landed(result) == {key: ["link/pdf-00000", "web-00000"] for key in ASSETS}
-        told = log(result, deployment)
+        made = ASSETS if assets is None else ["curated_parquet"]
+        assert landed(result) == {key: ["link/pdf-00000", "web-00000"] for key in made}
+        told = deployment.log(result)
         assert f"shard 'pipe' of curated_parquet: {raw}/pipe.tar: a named pipe, not a regular file" in told
         assert f"shard 'zero' of curated_parquet: {raw}/zero.tar: a device, not a regular file" in told
         assert f"shard 'folder' of curated_parquet: {raw}/folder.tar: a folder, not a file" in told

@@ -12,7 +12,7 @@ import pytest
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph import counting_measures
 from mm_assets_tests.graph.counting_measures import Brightness, Letters, NewBrightness
-from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.graph.deployment import FILTERED, Deployment, failed_checks, materialized, write_tar
 from mm_assets_tests.graph.published import lost_items
 
 Deploy = Callable[..., Deployment]
@@ -74,7 +74,7 @@ def test_a_changed_threshold_measures_nothing(tmp_path: Path, deploy: Deploy, pl
 
     def run(**settings: str) -> tuple[Any, dict[str, int]]:
         deployment = deploy(**{**plain, **settings})
-        result = deployment.run()
+        result = deployment.run(assets=FILTERED)
         assert result.success, failed_checks(result)
         return result, plugin.calls()
 
@@ -99,10 +99,10 @@ def test_a_changed_threshold_measures_nothing(tmp_path: Path, deploy: Deploy, pl
 
 def test_a_new_score_measures_what_is_missing(tmp_path: Path, deploy: Deploy, plugin: Plugin) -> None:
     shards(tmp_path)
-    assert deploy(MM_PLUGINS=plugin.name, MM_SCORES="brightness,letters").run().success
+    assert deploy(MM_PLUGINS=plugin.name, MM_SCORES="brightness,letters").run(assets=FILTERED).success
     assert plugin.calls() == {"brightness": 12, "letters": 6}
     more = deploy(MM_PLUGINS=plugin.name, MM_SCORES="sha256,entropy,repetition")
-    assert more.run().success
+    assert more.run(assets=FILTERED).success
     assert plugin.calls() == {}
     (first, *_) = table(more, "scores")
     assert {"brightness", "sha256", "entropy"} < set(first)
@@ -110,31 +110,31 @@ def test_a_new_score_measures_what_is_missing(tmp_path: Path, deploy: Deploy, pl
     assert all(row["letters"] > 0 and row["repetition"] is not None for row in table(more, "sample_scores"))
     # Another version of one measure: it alone is taken again.
     plugin.use(NewBrightness(str(tmp_path / "calls")))
-    assert deploy(MM_PLUGINS=plugin.name, MM_SCORES="brightness,letters,sha256").run().success
+    assert deploy(MM_PLUGINS=plugin.name, MM_SCORES="brightness,letters,sha256").run(assets=FILTERED).success
     assert plugin.calls() == {"brightness": 12}
 
 
 def test_scores_of_changed_shards_are_measured_again(tmp_path: Path, deploy: Deploy, plugin: Plugin) -> None:
     shards(tmp_path)
     deployment = deploy(MM_PLUGINS=plugin.name, MM_SCORES="brightness,letters")
-    assert deployment.run().success
+    assert deployment.run(assets=FILTERED).success
     plugin.calls()
     document = {"sample_id": "p9", "texts": ["other", None], "images": [None, "x.png"]}
     members = {"p9.json": json.dumps(document).encode(), "x.png": picture(3)[1]}
     write_tar(tmp_path / "raw" / "p.tar", members)
-    assert deployment.run().success
+    assert deployment.run(assets=FILTERED).success
     assert plugin.calls() == {"brightness": 1, "letters": 1}
 
 
 def test_damaged_scores_are_measured_again(tmp_path: Path, deploy: Deploy, plugin: Plugin) -> None:
     shards(tmp_path)
     deployment = deploy(MM_PLUGINS=plugin.name, MM_SCORES="brightness,letters")
-    assert deployment.run().success
+    assert deployment.run(assets=FILTERED).success
     plugin.calls()
     before = table(deployment, "scores")
     scores = Path(deployment.storage) / "scores" / "p.parquet"
     scores.write_bytes(scores.read_bytes()[:-20])
-    assert deployment.run().success
+    assert deployment.run(assets=FILTERED).success
     assert plugin.calls() == {"brightness": 6}
     assert table(deployment, "scores") == before
 

@@ -218,12 +218,12 @@ def test_shards_that_others_made_in_the_storage_are_noticed(project_on_disk: Pro
 def test_what_cannot_be_read_is_for_the_run(project: Project) -> None:
     project.shards("a")
     fine(project.run())
-    proof = project.storage / "proof" / "final_tars" / "a.json"
-    proof.unlink()
-    proof.mkdir()
+    account = project.storage / "ledger" / "accounts" / "final_tars" / "a.parquet"
+    account.unlink()
+    account.mkdir()
     done = project.run()
     assert done.stdout.startswith("materializing all assets ")
-    assert f"step final_tars failed: {proof}: a folder, not a file" in done.stdout
+    assert f"step final_tars failed: {account}: a folder, not a file" in done.stdout
 
 
 def test_a_run_is_the_sign_of_life_that_freshness_waits_for(project: Project) -> None:

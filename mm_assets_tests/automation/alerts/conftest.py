@@ -15,8 +15,8 @@ from mm_assets.automation.alerts.tick import tick
 from mm_assets.settings import Settings
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.automation.alerts.receivers import MailServer, Webhook, mail_server, webhook
+from mm_assets_tests.event_log.databases import OURS, open_instance
 from mm_assets_tests.graph.io_manager import toy
-from mm_assets_tests.graph.kept_engines import kept_engines
 
 
 @dataclass
@@ -75,8 +75,7 @@ def brief(title: str) -> str:
 
 @pytest.fixture
 def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    home = str(tmp_path_factory.mktemp("home"))
-    with kept_engines(), dg.instance_for_test(temp_dir=home) as instance:
+    with open_instance(tmp_path_factory.mktemp("home"), OURS) as instance:
         yield instance
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,22 +106,6 @@ def test_another_version_replaces_and_the_same_changes_nothing(tmp_path: Path) -
     before = {path.name: path.stat() for path in (tmp_path / "p").iterdir()}
     write("arrow_cache", tmp_path, batch("xy"))
     assert {path.name: path.stat() for path in (tmp_path / "p").iterdir()} == before
-
-
-def test_a_failure_leaves_the_version_before(tmp_path: Path) -> None:
-    write("arrow_cache", tmp_path, batch("abc"))
-
-    def failing() -> Iterator[InterleavedBatch]:
-        yield batch("xy")
-        raise OSError("no more")
-
-    with pytest.raises(OSError, match="no more"):
-        write("arrow_cache", tmp_path, failing())
-    assert set(read("arrow_cache", tmp_path)["sample_id"].to_pylist()) == set("abc")
-    assert [sorted(os.listdir(folder)) for folder in (tmp_path, tmp_path / "p")] == [
-        ["p"],
-        ["_metadata.json", "shard-00000.arrow"],
-    ]
 
 
 def test_a_flipped_byte_is_named_by_who_reads_images(tmp_path: Path) -> None:

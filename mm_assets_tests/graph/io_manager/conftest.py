@@ -12,7 +12,6 @@ from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets_tests.graph.io_manager import toy
 from mm_assets_tests.quick_instance import quick_instance
-from mm_assets_tests.warm_workers import warm_workers
 
 
 @dataclass
@@ -83,12 +82,6 @@ class Toy:
             for e in self.instance.all_logs(run.run_id)
             if int(e.level) >= level and not e.is_dagster_event
         ]
-
-
-@pytest.fixture(scope="package", autouse=True)
-def shared_workers() -> Iterator[None]:
-    with warm_workers():
-        yield
 
 
 @pytest.fixture
