@@ -93,15 +93,7 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
     queried by its index. No image is read.
     """
     ledger = Ledger(root, options)
-    lost = {
-        output.asset: [
-            row
-            for folder in ledger.item_folders(output.asset)
-            for rows in in_parquet(folder, sample_id, options, ITEMS_SCHEMA.names).values()
-            for row in rows
-        ]
-        for output in OUTPUTS
-    }
+    lost = {output.asset: _lost(ledger, output.asset, sample_id, options) for output in OUTPUTS}
     kept = _kept(root, sample_id, {row["partition"] for rows in lost.values() for row in rows}, options)
     shards: dict[str | None, ShardHistory] = {}
     for asset, by_partition in kept.items():
@@ -126,6 +118,19 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
                 item.fates.setdefault(output.asset, fate)
         shard.items.sort(key=_order)
     return [shards[name] for name in sorted(shards, key=lambda name: (name is None, name))]
+
+
+def _lost(ledger: Ledger, asset: str, sample_id: str, options: StorageOptions | None) -> Rows:
+    """Return rows of the sample among the lost items of an asset."""
+    accounts, *earlier = ledger.item_folders(asset)
+    found = in_parquet(accounts, sample_id, options, ITEMS_SCHEMA.names)
+    rows = [row for of_partition in found.values() for row in of_partition]
+    for folder in earlier:
+        for of_partition in in_parquet(folder, sample_id, options, ITEMS_SCHEMA.names).values():
+            # A run that was killed may have left both.
+            replaced = exists(ledger.uri(asset, of_partition[0]["partition"]), options)
+            rows += [] if replaced else of_partition
+    return rows
 
 
 def _kept(

@@ -451,6 +451,8 @@ def read_end(uri: str, nbytes: int, options: StorageOptions | None = None) -> by
         return bytes(fs.cat_file(path) if "abfs" in fs.protocol else fs.cat_file(path, start=-nbytes))
     except FileNotFoundError:
         return None
+    except OSError:  # S3 refuses a range of an empty file
+        return read_bytes(uri, options)
 
 
 def publish_bytes(uri: str, data: bytes, options: StorageOptions | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def test_it_is_read_as_it_is(copied: Deployment) -> None:
     ok(copied, "tag", "two")
     assert prove(copied)[:2] == (True, {})
     assert accounts(storage) == []
+
+
+def test_what_a_killed_upgrade_left_counts_no_item_twice(copied: Deployment, tmp_path: Path) -> None:
+    expected = ok(copied, "explain", "s000")
+    accounts_folder = Path(copied.storage, "ledger", "accounts")
+    shutil.copytree(accounts_folder, tmp_path / "kept")
+    make_earlier(copied.storage)
+    shutil.copytree(tmp_path / "kept", accounts_folder)
+    assert ok(copied, "explain", "s000") == expected
 
 
 @pytest.mark.parametrize("folder", ["balance", "items"])
