@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting import survey_store
 from mm_assets.accounting.canonical import derive
+from mm_assets.accounting.proof import ProofStore
 from mm_assets.accounting.record import TARS
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import read_sharded_cache_meta
@@ -46,9 +47,10 @@ class State:
 
     @classmethod
     def of(cls, storage: Path) -> State:
-        outside = [name for name in _files(storage) if not name.startswith((f"{TABLE}/", CACHES, INDEX))]
+        apart = (f"{TABLE}/", CACHES, INDEX)
+        outside = [name for name in _files(storage) if not (name.startswith(apart) or _is_of_proofs(name))]
         files = {name: digest(_timeless(name, (storage / name).read_bytes())) for name in outside}
-        files |= _caches(storage) | _wrong_rows_of_index(storage)
+        files |= _caches(storage) | _wrong_rows_of_index(storage) | _proofs(storage)
         if not (storage / TABLE).exists():
             return cls(files)
         rows = {name: facts.rows for name, facts in LanceTable(storage / TABLE).partitions().items()}
@@ -205,8 +207,7 @@ def _wrong_rows_of_index(storage: Path) -> dict[str, str]:
     store = SurveyStore(str(storage))
     stamps = {
         "surveys": store.survey_stamps(),
-        "published": store.note_stamps(),
-        "sample_ids": store.id_stamps(),
+        "published": store.published_stamps(),
         "tars": _stamps(
             files_in(str(storage / TARS.folder)), files_in(str(storage / TARS.folder / ".mm_assets"))
         ),
@@ -217,7 +218,7 @@ def _wrong_rows_of_index(storage: Path) -> dict[str, str]:
         for row in pq.read_table(path).to_pylist():
             if stamps[kind].get(row["name"]) != row["stamp"]:
                 continue
-            said = (row["text"], row["id_hashes"])
+            said = (row["text"], sorted(row["id_hashes"]))
             if kind == "tars":
                 expected = (Path(storage, TARS.folder, ".mm_assets", f"{row['name']}.json").read_text(), [])
             else:
@@ -230,37 +231,41 @@ def _wrong_rows_of_index(storage: Path) -> dict[str, str]:
 def _of_file(store: SurveyStore, kind: str, partition: str) -> tuple[str, list[int]]:
     """What the index has to say of a file."""
     if kind == "published":
-        ((_, published),) = store.read_notes([partition])
-        return survey_store.published_to_text(published), []
-    if kind == "surveys":
-        ((_, (columns, ids)),) = store.columns_and_ids([partition])
-        return survey_store.columns_to_text(columns), hashes_of(ids.to_pylist()).tolist()
-    ((_, ids),) = store.read_noted_ids([partition])
-    return "", hashes_of(ids.to_pylist()).tolist()
+        ((_, published),), ((_, ids),) = store.published([partition]), store.published_ids([partition])
+        facts = survey_store.published_facts(published, ids.to_pylist())
+        return facts.text, sorted(facts.id_hashes.tolist())
+    ((_, (columns, ids)),) = store.columns_and_ids([partition])
+    return survey_store.columns_to_text(columns), sorted(hashes_of(ids.to_pylist()).tolist())
 
 
 def _is_derived(name: str) -> bool:
     """Whether a file is made from others, or called as it happens, and so may have further contents on the
     way to the other version.
     """
-    return (
-        name.endswith(".json")
-        or name.startswith(("webdataset/README", "webdataset/.nv-meta", CACHES))
-        or _is_table_of_proofs(name)
+    return name.endswith(".json") or name.startswith(
+        ("webdataset/README", "webdataset/.nv-meta", "ledger/accounts/", "proof/", CACHES)
     )
 
 
-def _is_table_of_proofs(name: str) -> bool:
+def _is_of_proofs(name: str) -> bool:
     return name.startswith("proof/") and name.endswith(".parquet")
 
 
+def _proofs(storage: Path) -> dict[str, str]:
+    """A digest of the proofs of each asset, without their times: the names of their files tell of these."""
+    found = {}
+    for folder in storage.glob("proof/*/"):
+        store = ProofStore(str(storage))
+        proofs = store.read(folder.name, store.partitions(folder.name))
+        facts = {name: _without(vars(proof), {"stat", "examined_at"}) for name, proof in proofs.items()}
+        found[f"proof/{folder.name}"] = digest(json.dumps(facts, sort_keys=True, default=list).encode())
+    return found
+
+
 def _timeless(name: str, data: bytes) -> bytes:
-    """An account, a proof or a table of proofs without time stamps, and without the count of quarantine
-    records that the very run has closed.
+    """An account without time stamps, and without the count of quarantine records that the very run has
+    closed.
     """
-    if _is_table_of_proofs(name):
-        table = pq.read_table(pa.BufferReader(data)).drop_columns(["examined_at", "proof"])
-        return json.dumps(table.to_pylist()).encode()
     rows: list[Any] = []
     if name.startswith("ledger/accounts/"):
         rows = pq.read_table(pa.BufferReader(data)).to_pylist()
@@ -269,6 +274,8 @@ def _timeless(name: str, data: bytes) -> bytes:
         return data
     values = unseal(data)
     values.get("metadata", {}).pop("closed", None)
+    # Rows are filtered without these scores, which a killed worker may not have made yet.
+    values.get("account", {}).get("inputs", {}).pop("sample_scores", None)
     return json.dumps([rows, _without(values, {"stat", "examined_at"})], sort_keys=True).encode()
 
 
