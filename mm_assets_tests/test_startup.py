@@ -90,11 +90,8 @@ def test_assets_have_owners_links_and_column_lineage(monkeypatch: pytest.MonkeyP
         assert spec.kinds, name
     filtered = specs["filtered_parquet"].metadata
     assert filtered["output"] == dg.MetadataValue.path("/data/it's here/filtered")
-    assert (
-        filtered["lost_items"]
-        == "SELECT * FROM '/data/it''s here/ledger/accounts/filtered_parquet/*.parquet' "
-        "WHERE sample_id IS NOT NULL"
-    )
+    accounts = "'/data/it''s here/ledger/accounts/filtered_parquet/*.parquet'"
+    assert filtered["lost_items"] == f"SELECT * FROM {accounts} WHERE kind IS NOT NULL"
     assert filtered["overview"] == dg.MetadataValue.asset(dg.AssetKey("overview"))
     lineage = filtered["dagster/column_lineage"].deps_by_column
     curated = dg.AssetKey("curated_parquet")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ def open_instance(home: Path, kind: str, postgres_url: str | None = None) -> Ite
     """Open the instance of a home with the stock class or with ours, for the event log alone."""
     home.mkdir(parents=True, exist_ok=True)
     overrides = {"event_log_storage": _storage(home, kind, postgres_url)}
-    kept = kept_engines() if kind == STOCK else nullcontext()
-    with kept, dg.instance_for_test(temp_dir=str(home), overrides=overrides) as instance:
+    with ExitStack() as opened:
+        opened.enter_context(kept_engines() if kind == STOCK else nullcontext())
+        with open(home / "lock", "w") as lock:  # each process writes dagster.yaml, and reads it
+            flock(lock, LOCK_EX)
+            instance = opened.enter_context(dg.instance_for_test(temp_dir=str(home), overrides=overrides))
         if kind == STOCK and postgres_url is not None:
             # Else it connects anew for each statement, and the server starts a process for each connection.
             log = instance.event_log_storage
