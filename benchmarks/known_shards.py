@@ -246,7 +246,7 @@ class RealShard:
     @cached_property
     def accounts(self) -> list[tuple[str, str, pa.Table]]:
         """Of each account the record and what its fingerprint is a digest of, as texts, and the rows."""
-        from mm_assets.accounting.ledger import Ledger
+        from mm_assets.accounting.accounts import Ledger
 
         ledger, found = Ledger(self.root), []
         for folder in sorted(Path(self.root, "ledger", "accounts").iterdir()):
@@ -329,7 +329,7 @@ def _digest(value: Any) -> str:
 
 
 def _write_account(root: str, fields: Mapping[str, Any], partition: str, rows: pa.Table) -> None:
-    from mm_assets.accounting.ledger import Ledger
+    from mm_assets.accounting.accounts import Ledger
     from mm_assets.accounting.record import ShardRecord
 
     at = rows.schema.get_field_index("partition")

@@ -25,19 +25,19 @@ def _listing(root: str, keys: Sequence[str]) -> Part:
 
 
 def _named(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.ledger import Ledger
+    from mm_assets.accounting.accounts import Ledger
 
     return lambda: len(Ledger(root).named(_ASSET))
 
 
 def _records(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.ledger import Ledger
+    from mm_assets.accounting.accounts import Ledger
 
     return lambda: len(Ledger(root).records(_ASSET, keys))
 
 
 def _all_records(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.ledger import Ledger
+    from mm_assets.accounting.accounts import Ledger
 
     return lambda: len(Ledger(root).partitions(_ASSET))
 
@@ -73,7 +73,7 @@ def _contract(root: str, keys: Sequence[str]) -> Part:
 
 
 def _duplicates(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.sample_ids import duplicates
+    from mm_assets.accounting.survey_store import duplicates
 
     store, landed = _landed(root)
     return lambda: sum(map(len, duplicates(store, keys, landed, landed).values()))
@@ -127,7 +127,7 @@ def _indexes(root: str, keys: Sequence[str]) -> Part:
 
 
 def _landed(root: str) -> tuple[Any, list[str]]:
-    from mm_assets.accounting.ledger import Ledger
+    from mm_assets.accounting.accounts import Ledger
     from mm_assets.accounting.survey_store import SurveyStore
 
     return SurveyStore(root), Ledger(root).named(_ASSET)

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical.account import Rows, SampleQuery, accounted_format
-from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
+from mm_assets.accounting.ledger import ITEMS_SCHEMA, locator_columns
 from mm_assets.accounting.lookup import find_sample, in_parquet
 from mm_assets.accounting.record import OUTPUTS, Output
 from mm_assets.accounting.survey_store import SurveyStore

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical.account import Rows, SampleQuery, accounted_format
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import ShardRecord
 from mm_assets.accounting.survey import ShardColumns, passthrough
 from mm_assets.formats.materialize import Fetcher, open_fetcher

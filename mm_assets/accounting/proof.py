@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets import __version__
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import BY_ASSET, made_from, stated_partitions
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UNREADABLE, read_buffer

@@ -2,7 +2,7 @@
 
 * `OUTPUTS`: the outputs, each with its location below the storage root, format and source.
 * `ShardRecord`: which inputs, code and configuration an output was made from (`fingerprint`), what came out,
-  and what the file looked like then (`stat`). `mm_assets.accounting.ledger` keeps it.
+  and what the file looked like then (`stat`). `mm_assets.accounting.accounts` keeps it.
 * `digest_files`: the small files beside the data (scores, quarantine). Their digests are in the record, under
   ``files`` of its account: path below the storage root -> bytes and xxh3-128 of the file, or null where the
   shard has no such file. With them, missing or changed files are found.
@@ -157,7 +157,7 @@ class ShardRecord:
         metadata: reported with the shard, so that it can be reported again.
         checks: check results, likewise.
         account: counts, digests and options, as needed for a proof.
-        rows_digest: digest of the rows of its account (`mm_assets.accounting.ledger`).
+        rows_digest: digest of the rows of its account (`mm_assets.accounting.accounts`).
         lost_rows: number of the rows with lost items among them.
     """
 

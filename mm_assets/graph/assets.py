@@ -21,7 +21,7 @@ from typing import Any, Literal
 import dagster as dg
 import pyarrow as pa
 
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import BY_ASSET, DERIVED_FOLDERS, OUTPUTS
 from mm_assets.filters.chain import SAMPLE_SCORES, SCORES
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure, column_of, with_columns

@@ -18,12 +18,11 @@ from typing import Any, Protocol
 import dagster as dg
 from pydantic import Field
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import SCHEMA_CHANGES, SchemaContract, SchemaDecision
-from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.loss_share import LossShare
-from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.survey import ShardSurvey, findings
-from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore, duplicates
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.raw_shards import Listing, RawLocations, relative_root
 from mm_assets.formats.reports import untaken_lines

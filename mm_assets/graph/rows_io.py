@@ -19,7 +19,7 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import Field, PrivateAttr
 
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.record import (
     BY_ASSET,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import DERIVED_FOLDERS
 from mm_assets.formats.names import partition_filename
 from mm_assets.graph.io_manager import ShardIOManager

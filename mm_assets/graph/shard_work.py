@@ -16,10 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
 from mm_assets.accounting.canonical.account import OutputProblems, accounted_format
 from mm_assets.accounting.comparison import compare
-from mm_assets.accounting.ledger import Balance, Ledger, account_table
+from mm_assets.accounting.ledger import Balance, account_table
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof
 from mm_assets.accounting.survey import ShardSurvey, layout_digest, survey_shard

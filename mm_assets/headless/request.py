@@ -20,7 +20,7 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets import __version__
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import (
     BY_ASSET,
     ShardRecord,

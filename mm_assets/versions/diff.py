@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.history import FLAGGED
-from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import BY_ASSET
 from mm_assets.model.errors import DataError
 from mm_assets.pool.workers import WorkerFailure, WorkerPool

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import FILTERED
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
 from mm_assets.model.errors import counted

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.ledger import Ledger, lost_items, publish_losses
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.ledger import lost_items, publish_losses
 from mm_assets.accounting.record import CURATED, FILES, PUBLISHED, ShardRecord, digest_files
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import publish_table

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import CURATED, PUBLISHED, ShardRecord
 from mm_assets.accounting.survey import merge_files
 from mm_assets.accounting.survey_store import SurveyStore, published_to_text

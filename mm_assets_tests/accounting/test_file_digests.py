@@ -12,7 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from mm_assets.accounting.ledger import Balance, Ledger, account_table
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.ledger import Balance, account_table
 from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantine
 from mm_assets.accounting.record import FILES, ShardRecord, digest_files, recorded_files
 from mm_assets.filters.scores import SCORES_SCHEMA

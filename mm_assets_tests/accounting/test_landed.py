@@ -7,12 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import SchemaContract
-from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.record import ShardRecord
-from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.survey import RequiredType
-from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore, duplicates
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.json_codec import json_field
 from mm_assets_tests.accounting.stores import store_of

@@ -14,11 +14,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.ledger import (
     ACCOUNT_SCHEMA,
     ITEMS_SCHEMA,
     Balance,
-    Ledger,
     account_table,
     items_table,
     locator_columns,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.accounting import sample_ids
-from mm_assets.accounting.sample_ids import duplicates
+from mm_assets.accounting import survey_store
+from mm_assets.accounting.survey_store import duplicates
 from mm_assets_tests.accounting.stores import publish, store_of
 
 
@@ -103,7 +103,7 @@ def test_the_rule_for_any_shards(
     }
     store = store_of(tmp_path_factory.mktemp("store"), shards, published)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_ids, "_LEAST_IDS", at_once)
+        patch.setattr(survey_store, "_LEAST_IDS", at_once)
         found = duplicates(store, run, published, known)
     expected: dict[str, dict[str, str]] = {key: {} for key in run}
     for letter in "uvwxyz":

@@ -14,9 +14,8 @@ import pytest
 from mm_assets.accounting import survey_store
 from mm_assets.accounting.contract import Published, SchemaContract
 from mm_assets.accounting.record import INDEXES, account_folders
-from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.survey import ShardColumns, merge_files
-from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore, duplicates
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.storage.stamps import files_in

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import (
     CURATED,
     DERIVED_FOLDERS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets_tests.accounting.earlier_layout import make_earlier
 from mm_assets_tests.graph.commands import ok
 from mm_assets_tests.graph.deployment import Deployment, materialized, prove, write_tar

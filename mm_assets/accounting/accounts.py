@@ -1,0 +1,443 @@
+"""Accounts: what is known of each published shard of each asset, in one file, for the next run and for SQL.
+
+    ledger/accounts/<asset>/<partition>.parquet
+
+* The rows (`mm_assets.accounting.ledger`) are the items in, the items out, and each item that was lost.
+* The metadata have the `ShardRecord`: which inputs, code and settings the output was made from, and what came
+  out. By it a re-run knows that a shard is unchanged, without the database of the orchestrator.
+* `Ledger` reads and writes these files. Each is replaced as a whole, once its output is there.
+
+Earlier releases kept the record (``ledger/<asset>/<partition>.json``), the lost items and the balance
+(``ledger/items/``, ``ledger/balance/``) apart. They are read, and `Ledger.upgrade` makes them one file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.accounting.ledger import ACCOUNT_SCHEMA, ITEMS_SCHEMA, account_rows, account_table, lost_items
+from mm_assets.accounting.record import (
+    CURATED,
+    FILES,
+    PUBLISHED,
+    ShardRecord,
+    digest_files,
+    file_problem,
+    recorded_files,
+    stated_partitions,
+)
+from mm_assets.formats.names import partition_filename
+from mm_assets.formats.parquet.files import SHARD, UNREADABLE, UnreadableFile, read_buffer
+from mm_assets.model.digest import ContentDigest
+from mm_assets.storage.files import (
+    StorageOptions,
+    exists,
+    is_remote,
+    join,
+    local_path,
+    publish_bytes,
+    read_bytes,
+    read_end,
+    remove,
+)
+from mm_assets.storage.small_files import seal, unseal
+from mm_assets.storage.stamps import files_in, parallel_map
+
+log = logging.getLogger(__name__)
+
+LEDGER_FOLDER = "ledger"
+ACCOUNTS_FOLDER = "accounts"
+FORMAT = 5
+_RECORD = b"mm_assets:record"  # key in the Parquet metadata
+_END_BYTES = 64 << 10  # of a remote account: enough for most records, however many items were lost
+
+
+class Ledger:
+    """Accounts of shards below a storage root (a folder or URL).
+
+    URIs below the root are stored relative to it: accounts may be moved or published with the data, without
+    paths of this machine in them.
+    """
+
+    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+        self._root = root.rstrip("/") + "/"
+        self._options = options
+        self._earlier = EarlierLedger(root, options)
+
+    def folder(self, asset: str) -> str:
+        """Return the folder with the accounts of an asset, one file per shard."""
+        return join(self._root, LEDGER_FOLDER, ACCOUNTS_FOLDER, partition_filename(asset))
+
+    def item_folders(self, asset: str) -> list[str]:
+        """Return the folders whose Parquet files have the lost items of an asset."""
+        return [self.folder(asset), *self._earlier.item_folders(asset)]
+
+    def uri(self, asset: str, partition: str) -> str:
+        """Return the location of an account."""
+        return join(self.folder(asset), f"{partition_filename(partition)}.parquet")
+
+    def uris(self, asset: str, partition: str) -> list[str]:
+        """Return the locations of all that the ledger may have of a shard, existing or not."""
+        return [self.uri(asset, partition), *self._earlier.uris(asset, partition)]
+
+    def records(self, asset: str, partitions: Iterable[str]) -> dict[str, ShardRecord]:
+        """Return the records of these shards, without those that do not exist.
+
+        An unreadable account is logged and counts as missing: its shard is made again, which also rewrites
+        the account.
+        """
+        names = {partition_filename(partition): partition for partition in partitions}
+        return {names[name]: record for name, record in self.records_by_name(asset, names).items()}
+
+    def records_by_name(self, asset: str, names: Iterable[str]) -> dict[str, ShardRecord]:
+        """Return records by the names of their files (`partition_filename`), else as `records`."""
+        uris = {name: join(self.folder(asset), f"{name}.parquet") for name in names}
+        stamps = _stamps(self.folder(asset), len(uris), self._options)
+        known = {name: _recall(uri, stamps.get(uri)) for name, uri in uris.items()} if stamps else {}
+        found = {name: self._checked(record, asset, name) for name, record in known.items() if record}
+        unread = [
+            name for name, uri in uris.items() if name not in found and uri in (stamps or uris.values())
+        ]
+        contents = parallel_map(lambda name: self._end_of(uris[name]), unread, self._root)
+        missing = set(uris).difference(found, unread)
+        for name, data in zip(unread, contents, strict=True):
+            if data is None:
+                missing.add(name)
+                continue
+            try:
+                record = record_of(data)
+                found[name] = self._checked(record, asset, name)
+                _remember(uris[name], (stamps or {}).get(uris[name], ""), record)
+            except UNREADABLE as error:
+                uri = uris[name]
+                log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
+        for name, record in self._earlier.records(asset, sorted(missing)).items():
+            found[name] = replace(record, uri=self._absolute(record.uri))
+        return found
+
+    def partitions(self, asset: str) -> list[str]:
+        """Return the shards of an asset that have a readable record, sorted."""
+        names = map(partition_filename, self.named(asset))
+        return sorted(record.key for record in self.records_by_name(asset, names).values())
+
+    def named(self, asset: str) -> list[str]:
+        """Return the shards of an asset that have an account, readable or not, by the names of the files."""
+        found = stated_partitions(self.folder(asset), ".parquet", self._options)
+        return list(dict.fromkeys([*found, *self._earlier.named(asset)]))
+
+    def write(self, record: ShardRecord, rows: pa.Table | None = None) -> None:
+        """Publish an account in one step: readers see the old one or the new one.
+
+        Args:
+            record: what is known of the shard.
+            rows: see `account_table`; None for an asset without items of its own.
+        """
+        # Not synced to disk: if a power cut leaves an empty file, its shard is made again.
+        stated = replace(record, uri=self.relative(record.uri))
+        uri = self.uri(record.asset, record.key)
+        data = _account(stated, ACCOUNT_SCHEMA.empty_table() if rows is None else rows)
+        publish_bytes(uri, data, self._options)
+        if is_remote(uri):  # S3 names a file by the digest of its bytes
+            _remember(
+                uri, f'{len(data)}:"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"', record_of(data)
+            )
+        self._earlier.remove(record.asset, record.key)
+
+    def items(self, asset: str, partition: str) -> pa.Table:
+        """Return the lost items of a shard in `ITEMS_SCHEMA`; no rows if it lost none or has no account.
+
+        Raises:
+            UnreadableFile: the account is damaged.
+        """
+        rows = self.account(asset, partition)
+        return self._earlier.items(asset, partition) if rows is None else lost_items(rows)
+
+    def recorded_items(self, record: ShardRecord) -> pa.Table:
+        """Return the `items` of a shard if they are those that its record was written with.
+
+        Raises:
+            UnreadableFile: they are damaged, missing or others.
+        """
+        if record.is_earlier:
+            if problems := self.problems([record]):
+                raise UnreadableFile("; ".join(problems[record.key]))
+            return self.items(record.asset, record.key)
+        return lost_items(self._recorded_rows(record))
+
+    def account(self, asset: str, partition: str) -> pa.Table | None:
+        """Return the rows of an account in `ACCOUNT_SCHEMA`; None if there is none. Raises as `items`."""
+        uri = self.uri(asset, partition)
+        data = read_bytes(uri, self._options)
+        if data is None:
+            return None
+        try:
+            return read_buffer(data, ACCOUNT_SCHEMA.names, verify=True).cast(ACCOUNT_SCHEMA)
+        except UNREADABLE as error:
+            raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error
+
+    def problems(self, records: Iterable[ShardRecord]) -> dict[str, list[str]]:
+        """Return a line for each small file of a shard that is not as it was written, by shard.
+
+        These are the rows of its account, and the files of scores and quarantine. Shards without problems
+        are left out. The files of all shards are read in one go.
+        """
+        records = list(records)
+        written = {record.key: recorded_files(record) for record in records}
+        uris = [join(self._root, path) for files in written.values() for path in files]
+        present = digest_files(self._root, uris, self._options)
+        of_rows = parallel_map(self._row_problem, records, self._root)
+        found: dict[str, list[str]] = {}
+        for record, problem in zip(records, of_rows, strict=True):
+            lines = [
+                file_problem(path, digest, present[path]) for path, digest in written[record.key].items()
+            ]
+            if lines := [line for line in (problem, *lines) if line]:
+                found[record.key] = lines
+        return found
+
+    def upgrade(self, record: ShardRecord) -> None:
+        """Write the account of a shard whose record is of an earlier release, in the place of its files.
+
+        Raises:
+            UnreadableFile: one of the files is damaged.
+        """
+        rows = self._earlier.account(record.asset, record.key)
+        files = {path: found for path, found in recorded_files(record).items() if not _is_of_ledger(path)}
+        account = {name: value for name, value in record.account.items() if name != FILES}
+        self.write(replace(record, account=account | ({FILES: files} if files else {})), rows)
+
+    def relative(self, uri: str) -> str:
+        """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""
+        return f"./{uri.removeprefix(self._root)}" if uri.startswith(self._root) else uri
+
+    def _absolute(self, uri: str) -> str:
+        return self._root + uri.removeprefix("./") if uri.startswith("./") else uri
+
+    def _checked(self, record: ShardRecord, asset: str, name: str) -> ShardRecord:
+        """Return the record with its URI; it must be of this asset and file."""
+        if (record.asset, partition_filename(record.key)) != (asset, name):
+            raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
+        return replace(record, uri=self._absolute(record.uri))
+
+    def _row_problem(self, record: ShardRecord) -> str:
+        """Return a line if the rows of a shard's account are not those that its record was written with."""
+        if record.is_earlier:  # it has digests of the files
+            return ""
+        try:
+            self._recorded_rows(record)
+        except UnreadableFile as error:
+            return str(error)
+        return ""
+
+    def _recorded_rows(self, record: ShardRecord) -> pa.Table:
+        """Return the rows of a shard's account, which must be those that its record was written with."""
+        path = self.uri(record.asset, record.key).removeprefix(self._root)
+        try:
+            rows = self.account(record.asset, record.key)
+        except UnreadableFile as error:
+            raise UnreadableFile(str(error).removeprefix(self._root)) from error
+        if rows is None:
+            raise UnreadableFile(f"{path}: missing")
+        if _digest(rows) != record.rows_digest:
+            raise UnreadableFile(f"{path}: other rows than were written")
+        return rows
+
+    def _end_of(self, uri: str) -> bytes | None:
+        """Return the end of an account, with all of its metadata; None if it does not exist."""
+        end = read_end(uri, _END_BYTES, self._options)
+        if end is None or int.from_bytes(end[-8:-4], "little") + 8 <= len(end):
+            return end
+        return read_bytes(uri, self._options)
+
+
+# Records of remote accounts that this process has read or written: one run asks for each many times.
+_records: OrderedDict[str, tuple[str, ShardRecord]] = OrderedDict()
+_MOST_RECORDS = 4000
+_LEAST_LISTED = 4  # fewer accounts are asked for one by one
+_LISTED_AT_ONCE = 1000  # files that one request lists
+_sizes: dict[str, int] = {}  # of folders, when they were listed last
+
+
+def _stamps(folder: str, wanted: int, options: StorageOptions | None) -> dict[str, str] | None:
+    """Return the stamp of each account in a remote folder by URI; None if it costs less to ask for each."""
+    if not is_remote(folder) or wanted < _LEAST_LISTED or _sizes.get(folder, 0) > _LISTED_AT_ONCE * wanted:
+        return None
+    listed = files_in(folder, options, ".parquet")
+    _sizes[folder] = len(listed)
+    return {join(folder, name): file.stamp for name, file in listed.items()}
+
+
+def _recall(uri: str, stamp: str | None) -> ShardRecord | None:
+    known = _records.get(uri)
+    return known[1] if known is not None and known[0] == stamp else None
+
+
+def _remember(uri: str, stamp: str, record: ShardRecord) -> None:
+    if stamp:
+        _records[uri] = stamp, record
+        _records.move_to_end(uri)
+        while len(_records) > _MOST_RECORDS:
+            _records.popitem(last=False)
+
+
+def _account(record: ShardRecord, rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    fields = {**vars(record), "rows_digest": _digest(rows), "lost_rows": lost_items(rows).num_rows}
+    sealed = seal({"format": FORMAT, **fields}).decode()
+    with pq.ParquetWriter(sink, ACCOUNT_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
+        writer.write_table(rows)
+        writer.add_key_value_metadata({_RECORD.decode(): sealed, SHARD: record.key})
+    return sink.getvalue().to_pybytes()
+
+
+def record_of(data: bytes) -> ShardRecord:
+    """Return the record in an account, or in the end of one.
+
+    Raises:
+        UNREADABLE: (one of these classes) the data is anything else.
+    """
+    return _record(pq.read_metadata(pa.BufferReader(data)).metadata[_RECORD], FORMAT)
+
+
+def _record(data: bytes, format_: int) -> ShardRecord:
+    fields = unseal(data)
+    if fields.pop("format", None) != format_:
+        raise ValueError(f"not of format {format_}")
+    return ShardRecord(**fields)
+
+
+def _digest(rows: pa.Table) -> str:
+    content = ContentDigest()
+    content.observe(rows)
+    return content.hexdigest()
+
+
+def losses_digest(record: ShardRecord) -> str:
+    """Return a digest of the account with the lost items of a shard; empty where it lost none."""
+    if not record.is_earlier:
+        return record.rows_digest if record.lost_rows else ""
+    # The digest of the file with its lost items.
+    of_items = join(LEDGER_FOLDER, "items", partition_filename(record.asset), "")
+    found = [file for path, file in recorded_files(record).items() if path.startswith(of_items)]
+    return str(found[0]["digest"]) if found and found[0] else ""
+
+
+def _is_of_ledger(path: str) -> bool:
+    return path.startswith(f"{LEDGER_FOLDER}/")
+
+
+_EARLIER_FORMAT = 4
+_OF_NOTE = ("format", "partition")  # keys of a note on what was published that say whose it is
+
+
+_without_earlier: set[str] = set()
+
+
+class EarlierLedger:
+    """What an earlier release has left below a storage root: a record, lost items and a balance apart."""
+
+    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+        self._root = join(root, LEDGER_FOLDER)
+        self._options = options
+
+    @cached_property
+    def exists(self) -> bool:
+        """Whether there is anything of an earlier release; of a URL it is asked once."""
+        if self._root not in _without_earlier:
+            if exists(join(self._root, "balance"), self._options):
+                return True
+            if is_remote(self._root):
+                _without_earlier.add(self._root)
+        return False
+
+    def item_folders(self, asset: str) -> list[str]:
+        return [join(self._root, "items", partition_filename(asset))] if self.exists else []
+
+    def uris(self, asset: str, partition: str) -> list[str]:
+        if not self.exists:
+            return []
+        asset, name = partition_filename(asset), partition_filename(partition)
+        uris = [join(self._root, asset, f"{name}.json")]
+        uris += [join(self._root, folder, asset, f"{name}.parquet") for folder in ("items", "balance")]
+        if asset == CURATED.asset:
+            uris.append(self._published(name))
+            uris.append(join(self._root, "sample_ids", f"{name}.parquet"))
+        return uris
+
+    def records(self, asset: str, names: Sequence[str]) -> dict[str, ShardRecord]:
+        """Return records by the names of their files."""
+        if not names or not self.exists:
+            return {}
+        folder = join(self._root, partition_filename(asset))
+        found = parallel_map(lambda name: self._read(folder, asset, name), names, self._root)
+        return {name: record for name, record in zip(names, found, strict=True) if record is not None}
+
+    def _read(self, folder: str, asset: str, name: str) -> ShardRecord | None:
+        uri = join(folder, f"{name}.json")
+        data = read_bytes(uri, self._options)
+        if data is None:
+            return None
+        try:
+            record = _record(data, _EARLIER_FORMAT)
+            if (record.asset, partition_filename(record.key)) != (asset, name):
+                raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
+        except (ValueError, TypeError) as error:
+            log.warning("record %s is unreadable, the next run makes its shard again: %s", uri, error)
+            return None
+        published = read_bytes(self._published(name), self._options) if asset == CURATED.asset else None
+        with suppress(ValueError, LookupError):  # without it the output itself is read
+            if published is not None:
+                content = json.loads(unseal(published)["content"])
+                text = json.dumps({name: content[name] for name in content if name not in _OF_NOTE})
+                return replace(record, account={**record.account, PUBLISHED: text})
+        return record
+
+    def _published(self, name: str) -> str:
+        return join(self._root, "raw_shards", f"{name}.published.json")
+
+    def named(self, asset: str) -> list[str]:
+        folder = join(self._root, partition_filename(asset))
+        return stated_partitions(folder, ".json", self._options) if self.exists else []
+
+    def items(self, asset: str, partition: str) -> pa.Table:
+        """Return lost items in `ITEMS_SCHEMA`."""
+        items = self._table("items", asset, partition, ITEMS_SCHEMA.names)
+        return ITEMS_SCHEMA.empty_table() if items is None else items
+
+    def account(self, asset: str, partition: str) -> pa.Table:
+        """Return lost items and balance as the rows of an account."""
+        balance = self._table("balance", asset, partition, ["entry", "items", "samples", "digest"])
+        if balance is None:
+            return account_table(asset, partition)
+        sums = {row.pop("entry"): row for row in balance.to_pylist()}
+        return account_rows(asset, partition, sums, self.items(asset, partition))
+
+    def remove(self, asset: str, partition: str) -> None:
+        """Remove what an account has replaced, and local folders that are empty then."""
+        for uri in self.uris(asset, partition):
+            remove(uri, self._options)
+            if not is_remote(uri):
+                folder = Path(local_path(uri)).parent
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+                    folder.parent.rmdir()
+
+    def _table(self, folder: str, asset: str, partition: str, columns: Sequence[str]) -> pa.Table | None:
+        name = f"{partition_filename(partition)}.parquet"
+        uri = join(self._root, folder, partition_filename(asset), name)
+        data = read_bytes(uri, self._options) if self.exists else None
+        try:
+            return None if data is None else read_buffer(data, columns)
+        except UNREADABLE as error:
+            raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error
