@@ -104,11 +104,10 @@ class Ledger:
         """Return records by the names of their files (`partition_filename`), else as `records`."""
         uris = {name: join(self.folder(asset), f"{name}.parquet") for name in names}
         stamps = _stamps(self.folder(asset), len(uris), self._options)
-        known = {name: _recall(uri, stamps.get(uri)) for name, uri in uris.items()} if stamps else {}
+        known = {name: _recall(uri, (stamps or {}).get(uri)) for name, uri in uris.items()}
         found = {name: self._checked(record, asset, name) for name, record in known.items() if record}
-        unread = [
-            name for name, uri in uris.items() if name not in found and uri in (stamps or uris.values())
-        ]
+        listed = uris.values() if stamps is None else stamps
+        unread = [name for name, uri in uris.items() if name not in found and uri in listed]
         contents = parallel_map(lambda name: self._end_of(uris[name]), unread, self._root)
         missing = set(uris).difference(found, unread)
         for name, data in zip(unread, contents, strict=True):
@@ -279,8 +278,8 @@ def _stamps(folder: str, wanted: int, options: StorageOptions | None) -> dict[st
 
 
 def _recall(uri: str, stamp: str | None) -> ShardRecord | None:
-    known = _records.get(uri)
-    return known[1] if known is not None and known[0] == stamp else None
+    known_stamp, record = _records.get(uri, (None, None))
+    return record if stamp is not None and stamp == known_stamp else None
 
 
 def _remember(uri: str, stamp: str, record: ShardRecord) -> None:
