@@ -60,6 +60,9 @@ class ProofRequest:
     is_whole: bool = False
 
 
+_KEPT_AT_ONCE = 500  # proofs that a killed process loses at most
+
+
 class Prover(dg.ConfigurableResource[Any]):
     """Compares published outputs, read by the canonical reader of their format, with what was written."""
 
@@ -110,20 +113,26 @@ class Prover(dg.ConfigurableResource[Any]):
                 replace(job, table_schema=schema, orphan_rows=sum(suspects.get(job.key, {}).values()))
                 for job in jobs
             ]
-        for job, answer in self._answers(jobs, is_table=table is not None):
-            if isinstance(answer, WorkerFailure):
-                answer = self._unread(job, str(answer))
-            problems = [*answer.problems, *_orphan_problems(suspects.get(job.key, {}))]
-            problems += _version_problems(records[asset][job.key], request.materialized.get(job.key))
-            file_problems = tuple(problems_by_shard.get(job.key, ()))
-            proof = replace(
-                answer,
-                stat=stats.get(job.key),
-                problems=(*problems, *file_problems),
-                beside=(*answer.beside, *file_problems),
-            )
-            proofs.append(proof)
-            yield job.key, _check(proof)
+        try:
+            for job, answer in self._answers(jobs, is_table=table is not None):
+                if isinstance(answer, WorkerFailure):
+                    answer = self._unread(job, str(answer))
+                problems = [*answer.problems, *_orphan_problems(suspects.get(job.key, {}))]
+                problems += _version_problems(records[asset][job.key], request.materialized.get(job.key))
+                file_problems = tuple(problems_by_shard.get(job.key, ()))
+                proof = replace(
+                    answer,
+                    stat=stats.get(job.key),
+                    problems=(*problems, *file_problems),
+                    beside=(*answer.beside, *file_problems),
+                )
+                proofs.append(proof)
+                if len(proofs) % _KEPT_AT_ONCE == 0:
+                    store.add(asset, proofs[-_KEPT_AT_ONCE:])
+                yield job.key, _check(proof)
+        except BaseException:  # also when the run is interrupted: what is proven need not be read again
+            store.add(asset, proofs)
+            raise
         if request.is_whole:
             store.roll_up(asset, proofs, Evidence(self.root).unmade(asset), self.unknown_files(asset))
         else:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.accounting.proof import ProofStore
 from mm_assets.definitions import build_definitions
+from mm_assets.graph.proof import Prover
 from mm_assets_tests.accounting.mutations import CHANGES
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks
@@ -327,6 +329,21 @@ def test_a_lost_account_is_written_again(copied: Deployment) -> None:
     path.unlink()
     assert copied.run().success
     assert pq.read_table(path).equals(rows)
+
+
+def test_a_proof_that_is_interrupted_keeps_what_it_has_found(
+    copied: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(Path(copied.storage, "proof"))
+    answers = Prover._answers
+
+    def stopped(self: Prover, jobs: Any, is_table: bool) -> Iterator[tuple[Any, Any]]:
+        yield next(answers(self, jobs, is_table))
+        raise RuntimeError("stopped")
+
+    monkeypatch.setattr(Prover, "_answers", stopped)
+    assert not copied.check("final_tars", "zero_loss").success
+    assert len(ProofStore(copied.storage).partitions("final_tars")) == 1
 
 
 def _materializations(result: dg.ExecuteInProcessResult, asset: str) -> list[dg.AssetMaterialization]:
