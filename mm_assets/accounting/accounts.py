@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.ledger import ACCOUNT_SCHEMA, ITEMS_SCHEMA, account_rows, account_table, lost_items
@@ -42,7 +44,7 @@ from mm_assets.formats.parquet.files import SHARD, UNREADABLE, UnreadableFile, r
 from mm_assets.model.digest import ContentDigest
 from mm_assets.storage.files import (
     StorageOptions,
-    exists,
+    filesystem,
     is_remote,
     join,
     local_path,
@@ -50,6 +52,7 @@ from mm_assets.storage.files import (
     read_bytes,
     read_end,
     remove,
+    sync,
 )
 from mm_assets.storage.small_files import seal, unseal
 from mm_assets.storage.stamps import files_in, parallel_map
@@ -103,17 +106,18 @@ class Ledger:
     def records_by_name(self, asset: str, names: Iterable[str]) -> dict[str, ShardRecord]:
         """Return records by the names of their files (`partition_filename`), else as `records`."""
         uris = {name: join(self.folder(asset), f"{name}.parquet") for name in names}
+        # First: another process may be making accounts of them, and each is there before its record goes.
+        earlier = self._earlier.records(asset, list(uris))
         stamps = _stamps(self.folder(asset), len(uris), self._options)
         known = {name: _recall(uri, (stamps or {}).get(uri)) for name, uri in uris.items()}
         found = {name: self._checked(record, asset, name) for name, record in known.items() if record}
         listed = uris.values() if stamps is None else stamps
         unread = [name for name, uri in uris.items() if name not in found and uri in listed]
         contents = parallel_map(lambda name: self._end_of(uris[name]), unread, self._root)
-        missing = set(uris).difference(found, unread)
         for name, data in zip(unread, contents, strict=True):
             if data is None:
-                missing.add(name)
                 continue
+            earlier.pop(name, None)
             try:
                 record = record_of(data)
                 found[name] = self._checked(record, asset, name)
@@ -121,9 +125,8 @@ class Ledger:
             except UNREADABLE as error:
                 uri = uris[name]
                 log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
-        for name, record in self._earlier.records(asset, sorted(missing)).items():
-            found[name] = replace(record, uri=self._absolute(record.uri))
-        return found
+        resolved = {name: replace(one, uri=self._absolute(one.uri)) for name, one in earlier.items()}
+        return resolved | found
 
     def partitions(self, asset: str) -> list[str]:
         """Return the shards of an asset that have a readable record, sorted."""
@@ -132,8 +135,9 @@ class Ledger:
 
     def named(self, asset: str) -> list[str]:
         """Return the shards of an asset that have an account, readable or not, by the names of the files."""
+        earlier = self._earlier.named(asset)  # first, as in `records_by_name`
         found = stated_partitions(self.folder(asset), ".parquet", self._options)
-        return list(dict.fromkeys([*found, *self._earlier.named(asset)]))
+        return list(dict.fromkeys([*found, *earlier]))
 
     def write(self, record: ShardRecord, rows: pa.Table | None = None) -> None:
         """Publish an account in one step: readers see the old one or the new one.
@@ -151,6 +155,13 @@ class Ledger:
             _remember(
                 uri, f'{len(data)}:"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"', record_of(data)
             )
+        if self._earlier.exists and not is_remote(uri):  # which was synced when it was written
+            sync(local_path(uri))
+            sync(os.path.dirname(local_path(uri)))
+        self.remove_earlier(record)
+
+    def remove_earlier(self, record: ShardRecord) -> None:
+        """Remove what an earlier release has kept of a shard that has an account."""
         self._earlier.remove(record.asset, record.key)
 
     def items(self, asset: str, partition: str) -> pa.Table:
@@ -159,8 +170,9 @@ class Ledger:
         Raises:
             UnreadableFile: the account is damaged.
         """
+        earlier = self._earlier.items(asset, partition)  # first, as in `records_by_name`
         rows = self.account(asset, partition)
-        return self._earlier.items(asset, partition) if rows is None else lost_items(rows)
+        return earlier if rows is None else lost_items(rows)
 
     def recorded_items(self, record: ShardRecord) -> pa.Table:
         """Return the `items` of a shard if they are those that its record was written with.
@@ -211,7 +223,7 @@ class Ledger:
         Raises:
             UnreadableFile: one of the files is damaged.
         """
-        rows = self._earlier.account(record.asset, record.key)
+        rows = self._earlier.account(record)
         files = {path: found for path, found in recorded_files(record).items() if not _is_of_ledger(path)}
         account = {name: value for name, value in record.account.items() if name != FILES}
         self.write(replace(record, account=account | ({FILES: files} if files else {})), rows)
@@ -337,9 +349,11 @@ def _is_of_ledger(path: str) -> bool:
 
 
 _EARLIER_FORMAT = 4
+_IS_ITEM = pc.field("position").is_valid()
 _OF_NOTE = ("format", "partition")  # keys of a note on what was published that say whose it is
 
 
+_OF_OURS = (ACCOUNTS_FOLDER, "raw_shards", "index", "retired")  # all others are of earlier releases
 _without_earlier: set[str] = set()
 
 
@@ -354,11 +368,18 @@ class EarlierLedger:
     def exists(self) -> bool:
         """Whether there is anything of an earlier release; of a URL it is asked once."""
         if self._root not in _without_earlier:
-            if exists(join(self._root, "balance"), self._options):
+            if any(not name.startswith(".") and name not in _OF_OURS for name in self._names()):
                 return True
             if is_remote(self._root):
                 _without_earlier.add(self._root)
         return False
+
+    def _names(self) -> list[str]:
+        fs, path = filesystem(self._root, self._options)
+        try:
+            return [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)]
+        except FileNotFoundError:
+            return []
 
     def item_folders(self, asset: str) -> list[str]:
         return [join(self._root, "items", partition_filename(asset))] if self.exists else []
@@ -414,13 +435,26 @@ class EarlierLedger:
         items = self._table("items", asset, partition, ITEMS_SCHEMA.names)
         return ITEMS_SCHEMA.empty_table() if items is None else items
 
-    def account(self, asset: str, partition: str) -> pa.Table:
-        """Return lost items and balance as the rows of an account."""
+    def account(self, record: ShardRecord) -> pa.Table:
+        """Return lost items and balance of a shard as the rows of an account.
+
+        Raises:
+            UnreadableFile: one of the files is damaged or missing.
+        """
+        asset, partition = record.asset, record.key
         balance = self._table("balance", asset, partition, ["entry", "items", "samples", "digest"])
+        items = self.items(asset, partition)
+        lost = record.account.get("lost", {}).get("rows", 0)
+        counted = len(items.filter(pc.field("outcome").isin(["filtered", "quarantined"]) & _IS_ITEM))
+        if counted != lost or (balance is None and "written" in record.account):
+            raise UnreadableFile(
+                f"{self._root}: {lost} lost items of {asset}, shard {partition!r}, "
+                f"{counted} found, {'no' if balance is None else 'a'} balance"
+            )
         if balance is None:
             return account_table(asset, partition)
         sums = {row.pop("entry"): row for row in balance.to_pylist()}
-        return account_rows(asset, partition, sums, self.items(asset, partition))
+        return account_rows(asset, partition, sums, items)
 
     def remove(self, asset: str, partition: str) -> None:
         """Remove what an account has replaced, and local folders that are empty then."""

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical.account import Rows, SampleQuery, accounted_format
-from mm_assets.accounting.ledger import ITEMS_SCHEMA, locator_columns
-from mm_assets.accounting.lookup import find_sample, in_parquet
+from mm_assets.accounting.ledger import locator_columns
+from mm_assets.accounting.lookup import find_sample, in_accounts
 from mm_assets.accounting.record import OUTPUTS, Output
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.model.schema import MODALITIES
@@ -124,10 +124,10 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
 def _lost(ledger: Ledger, asset: str, sample_id: str, options: StorageOptions | None) -> Rows:
     """Return rows of the sample among the lost items of an asset."""
     accounts, *earlier = ledger.item_folders(asset)
-    found = in_parquet(accounts, sample_id, options, ITEMS_SCHEMA.names)
+    found = in_accounts(accounts, sample_id, options)
     rows = [row for of_partition in found.values() for row in of_partition]
     for folder in earlier:
-        for of_partition in in_parquet(folder, sample_id, options, ITEMS_SCHEMA.names).values():
+        for of_partition in in_accounts(folder, sample_id, options).values():
             # A run that was killed may have left both.
             replaced = exists(ledger.uri(asset, of_partition[0]["partition"]), options)
             rows += [] if replaced else of_partition

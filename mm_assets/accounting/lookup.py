@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical.account import Rows, SampleQuery, accounted_format
 from mm_assets.accounting.contract import Published
+from mm_assets.accounting.ledger import ITEMS_SCHEMA
 from mm_assets.accounting.record import ShardRecord
 from mm_assets.accounting.survey import ShardColumns, passthrough
 from mm_assets.formats.materialize import Fetcher, open_fetcher
@@ -33,7 +34,7 @@ from mm_assets.formats.tar.index import BLOCK
 from mm_assets.formats.tar.writer import END_BLOCKS
 from mm_assets.model.errors import Fault
 from mm_assets.model.json_codec import FieldTally
-from mm_assets.storage.errors import located
+from mm_assets.storage.errors import is_store_failure, located
 from mm_assets.storage.files import (
     StorageOptions,
     exists,
@@ -51,6 +52,22 @@ _OFFSET = np.dtype("<u8")
 _COPIED = 16 << 20  # bytes of a sample in memory at a time
 
 
+def in_accounts(folder: str, sample_id: str, options: StorageOptions | None = None) -> dict[str | None, Rows]:
+    """Return lost items of a sample by partition, from the accounts in a folder, else as `in_parquet`.
+
+    An account that cannot be read is logged and left out: the next run makes it again.
+    """
+
+    def lost(file: str) -> tuple[str, Rows] | None:
+        try:
+            return _in_file(file, folder, sample_id, ITEMS_SCHEMA.names, options)
+        except ValueError as error:
+            log.warning("%s", error)
+            return None
+
+    return _in_files(folder, options, lost)
+
+
 def in_parquet(
     folder: str, sample_id: str, options: StorageOptions | None = None, columns: Sequence[str] = COLUMNS
 ) -> dict[str | None, Rows]:
@@ -59,13 +76,18 @@ def in_parquet(
     There are none for a missing folder. It reads each file's footer; of row groups whose statistics leave
     room for the id, the ``sample_id``; of those that have it, ``columns``.
     """
+    return _in_files(folder, options, lambda file: _in_file(file, folder, sample_id, columns, options))
+
+
+def _in_files(
+    folder: str, options: StorageOptions | None, look: Callable[[str], tuple[str, Rows] | None]
+) -> dict[str | None, Rows]:
     try:
         files = expand_paths(folder, (".parquet",), options)
     except FileNotFoundError:
         return {}
     with ThreadPoolExecutor(_THREADS) as threads:
-        results = threads.map(lambda file: _in_file(file, folder, sample_id, columns, options), files)
-        return _merged(result for result in results if result is not None)
+        return _merged(result for result in threads.map(look, files) if result is not None)
 
 
 def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
@@ -146,7 +168,11 @@ def _in_file(
         with located(file), open_parquet(file, options) as parquet:
             rows = _rows_of(parquet, sample_id, columns)
             shard = (parquet.metadata.metadata or {}).get(SHARD.encode())
-    except ValueError as error:
+    except FileNotFoundError:
+        raise
+    except UNREADABLE as error:
+        if is_store_failure(error):
+            raise
         raise ValueError(f"{file}: no output of the graph, or damaged: {error}") from error
     return (shard.decode() if shard else partition_name(file, folder), rows) if rows else None
 

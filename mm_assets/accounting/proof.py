@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any
 
@@ -295,7 +296,12 @@ class ProofStore:
         """Keep proofs that are not kept yet, together with those of the smallest files."""
         files = self._files(asset, _KEY)
         known = {row for _, rows in files.values() for row in zip(*rows.to_pydict().values(), strict=True)}
-        new = [proof for proof in proofs if (proof.partition, proof.examined_at) not in known]
+        latest_at = dict(sorted(known))
+        new = [
+            _after(proof, latest_at.get(proof.partition, ""))
+            for proof in proofs
+            if (proof.partition, proof.examined_at) not in known
+        ]
         # Files of earlier releases become one with the new ones; those that cannot be read go.
         merged = {name for _, name in self._listed(asset) if name not in files or name.endswith(_EARLIER)}
         if not new and not merged:
@@ -407,6 +413,14 @@ class ProofStore:
         uri, data = join(self._folder, SUMMARY), seal(summary)
         if is_remote(uri) or read_bytes(uri, self._options) != data:
             publish_bytes(uri, data, self._options)
+
+
+def _after(proof: ShardProof, latest_at: str) -> ShardProof:
+    """Return a proof that counts as later than the one before, by a clock that may have been ahead."""
+    if not latest_at or proof.examined_at > latest_at:
+        return proof
+    later = datetime.fromisoformat(latest_at) + timedelta(microseconds=1)
+    return replace(proof, examined_at=later.isoformat(timespec="microseconds"))
 
 
 def _name(data: bytes) -> str:

@@ -304,6 +304,11 @@ class SurveyStore:
                 remaining.remove(key)
         yield from self._outputs.published(remaining)
 
+    def versions(self, landed: Iterable[str]) -> dict[str, str]:
+        """Return the data versions of the outputs of ``landed`` partitions."""
+        records = self._ledger.records(self._asset, landed)
+        return {key: record.version for key, record in records.items()}
+
     def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the sample ids in the outputs of ``landed`` partitions, a few shards in memory at a time."""
         return self._outputs.sample_ids(landed)
@@ -403,11 +408,13 @@ class SurveyIndex:
         known, stamps = self._texts(self._published, landed)
         return _sharing(self._published.index, stamps, known, sample_ids).union(set(landed) - known.keys())
 
-    def add_published(self, facts: Mapping[str, FileFacts]) -> None:
-        """Index outputs that were just published, by partition: what was known when they were made."""
+    def add_published(self, versions: Mapping[str, str], facts: Mapping[str, FileFacts]) -> None:
+        """Index outputs that were just published in these versions, by what was known when they were made."""
         stamps = self._published.stamps()
-        names = {partition_filename(partition): found for partition, found in facts.items()}
-        self._published.index.add({name: found for name, found in names.items() if name in stamps}, stamps)
+        # Another run may have replaced some meanwhile: the next one indexes them.
+        current = self._store.versions(versions)
+        names = {key: partition_filename(key) for key in facts if current.get(key) == versions[key]}
+        self._published.index.add({name: facts[key] for key, name in names.items() if name in stamps}, stamps)
 
     def surveys_sharing(self, partitions: Iterable[str], sample_ids: Iterable[str]) -> set[str]:
         """Return the partitions whose surveys may have one of these ids.

@@ -292,6 +292,8 @@ class ShardIOManager(ShardHooks):
             job = planned[key]
             if record.is_earlier:
                 self._upgrade(ledger, record)
+            else:
+                ledger.remove_earlier(record)  # what a killed upgrade has left
             reports.landed(recorded_result(record), job.parents, unchanged=True)
         stale = {key: job for key, job in planned.items() if key not in unchanged}
         made: list[ShardResult] = []

@@ -212,8 +212,9 @@ class IngestIOManager(RawInput, _ParquetOutput):
     def after_jobs(self, made: Sequence[ShardResult]) -> None:
         """Index what was published, so that a run which changes nothing writes nothing."""
         facts = {result.key: result.payload for result in made if result.payload is not None}
+        versions = {result.key: result.version for result in made}
         try:
-            SurveyIndex(SurveyStore(self.root)).add_published(facts)
+            SurveyIndex(SurveyStore(self.root)).add_published(versions, facts)
         except (OSError, ValueError) as error:  # the accounts tell; the next run indexes them
             dg.get_dagster_logger().warning("the index of published shards stays as it is: %s", error)
 

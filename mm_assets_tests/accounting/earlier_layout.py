@@ -27,7 +27,7 @@ def make_earlier(storage: str) -> None:
             assert rows is not None
             _write(storage, record, rows)
     for folder in ("accounts", "index"):
-        shutil.rmtree(Path(storage, "ledger", folder))
+        shutil.rmtree(Path(storage, "ledger", folder), ignore_errors=True)
 
 
 def _write(storage: str, record: ShardRecord, rows: pa.Table) -> None:

@@ -55,15 +55,19 @@ def test_a_proof_is_read_as_it_was_written(root: str) -> None:
     assert (proofs.partitions("a"), proofs.partitions("b")) == (["dir/with.dots", "q"], [])
 
 
-def test_the_latest_proof_of_a_shard_counts_whatever_file_it_is_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", ["123", "231", "321"], ids=str)
+def test_the_last_proof_of_a_shard_counts_whatever_file_it_is_in_and_whatever_the_clock_says(
+    tmp_path: Path, times: str
+) -> None:
     proofs = ProofStore(str(tmp_path))
-    proofs.add("a", [proof(partition=f"{number:04}", examined_at="1") for number in range(3000)])
-    for time in ("2", "4", "3"):
-        proofs.add("a", [proof(partition="0007", rows=int(time), examined_at=time)])
+    first = "2026-01-01T00:00:00+00:00"
+    proofs.add("a", [proof(partition=f"{number:04}", examined_at=first) for number in range(3000)])
+    for rows, day in enumerate(times, 10):
+        proofs.add("a", [proof(partition="0007", rows=rows, examined_at=f"2025-01-0{day}T00:00:00+00:00")])
+        assert proofs.read("a", ["0007"])["0007"].derived["rows"] == rows
     assert len(segments(tmp_path)) == 2  # small ones were merged, the large one was left
-    assert proofs.read("a", ["0007"])["0007"].derived["rows"] == 4
     assert len(proofs.partitions("a")) == 3000
-    assert proofs.roll_up("a", [])["assets"]["a"]["rows"] == 3 * 2999 + 4
+    assert proofs.roll_up("a", [])["assets"]["a"]["rows"] == 3 * 2999 + 12
 
 
 def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.storage.stamps import files_in
 from mm_assets.storage.temporary import temporary_name
-from mm_assets_tests.accounting.stores import publish, store_of
+from mm_assets_tests.accounting.stores import NO_COLUMNS, publish, store_of
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -74,6 +74,15 @@ def test_answers_are_those_of_the_files(root: str) -> None:
         assert index.surveys_sharing(["train/a"], "xyz") == {"train/a"}
         assert index.published_sharing(["b"], "z") == {"b"}
         assert index.published_sharing(["b"], "y") == set()
+
+
+def test_what_another_run_has_published_meanwhile_is_not_indexed_as_ours(root: str) -> None:
+    store = SurveyStore(root)
+    publish(root, "a", "pq")
+    facts = survey_store.published_facts(NO_COLUMNS, "xy")
+    SurveyIndex(store).add_published({"a": "v0"}, {"a": facts})
+    assert SurveyIndex(store).published_sharing(["a"], "p") == {"a"}
+    assert SurveyIndex(store).published_sharing(["a"], "x") == set()
 
 
 def test_a_shard_without_an_account_may_share_any_id(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.accounts import EarlierLedger, Ledger
+from mm_assets.accounting.record import BY_ASSET
+from mm_assets.formats.parquet.files import UnreadableFile
 from mm_assets_tests.accounting.earlier_layout import make_earlier
-from mm_assets_tests.graph.commands import ok
+from mm_assets_tests.graph.commands import ok, run
 from mm_assets_tests.graph.deployment import Deployment, materialized, prove, write_tar
 from mm_assets_tests.graph.published import account, lost_items, record_in
 from mm_assets_tests.graph.samples import PNG, samples
@@ -76,6 +79,77 @@ def test_it_is_read_as_it_is(copied: Deployment) -> None:
     ok(copied, "tag", "two")
     assert prove(copied)[:2] == (True, {})
     assert accounts(storage) == []
+
+
+def test_what_another_process_makes_an_account_of_is_found(
+    copied: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before it is looked for among what earlier releases have left."""
+    make_earlier(copied.storage)
+    records, named, items = EarlierLedger.records, EarlierLedger.named, EarlierLedger.items
+    asset = "filtered_parquet"
+
+    def upgrade() -> None:
+        monkeypatch.undo()
+        ledger = Ledger(copied.storage)
+        for record in ledger.records(asset, ["a", LONG]).values():
+            ledger.upgrade(record)
+
+    def late(find: Callable[..., Any]) -> Callable[..., Any]:
+        def found(*arguments: Any) -> Any:
+            upgrade()
+            return find(*arguments)
+
+        return found
+
+    for name, find in (("records", records), ("named", named), ("items", items)):
+        ledger = Ledger(copied.storage)
+        monkeypatch.setattr(EarlierLedger, name, late(find))
+        ask = {
+            "records": lambda ledger=ledger: sorted(ledger.records(asset, ["a", LONG])),
+            "named": lambda ledger=ledger: sorted(ledger.named(asset)),
+            "items": lambda ledger=ledger: ledger.items(asset, "a").num_rows,
+        }[name]
+        assert ask() == (3 if name == "items" else ["a", LONG]), name
+        make_earlier(copied.storage)
+
+
+def test_records_without_a_balance_stay_found_when_all_others_are_accounts(copied: Deployment) -> None:
+    make_earlier(copied.storage)
+    ledger = Ledger(copied.storage)
+    for asset in (*BY_ASSET, "image_scores"):
+        for record in ledger.records(asset, ["a", LONG]).values():
+            ledger.upgrade(record)
+    for asset in ("quarantine", "sample_scores"):
+        assert sorted(Ledger(copied.storage).records(asset, ["a", LONG])) == ["a", LONG]
+    assert all(
+        made.metadata["unchanged"].value for of in materialized(copied.run()).values() for made in of.values()
+    )
+    assert earlier_files(copied.storage) == []
+
+
+@pytest.mark.parametrize("folder", ["balance", "items"])
+def test_an_upgrade_loses_no_item_of_files_that_are_gone(copied: Deployment, folder: str) -> None:
+    """Also of records that do not have the digests of the files."""
+    make_earlier(copied.storage)
+    Path(copied.storage, "ledger", folder, "filtered_parquet", "a.parquet").unlink()
+    ledger = Ledger(copied.storage)
+    record = ledger.records("filtered_parquet", ["a"])["a"]
+    with pytest.raises(UnreadableFile, match="of filtered_parquet, shard 'a'"):
+        ledger.upgrade(record)
+    assert Ledger(copied.storage).records("filtered_parquet", ["a"])["a"].is_earlier
+
+
+def test_a_torn_account_of_another_shard_hides_no_sample(
+    copied: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = ok(copied, "explain", "s000")
+    path = Path(Ledger(copied.storage).uri("filtered_parquet", LONG))
+    data = path.read_bytes()
+    for torn in (b"", data[: len(data) // 2], data[:200] + b"?" + data[201:]):
+        path.write_bytes(torn)
+        assert run(copied, "explain", "s000").stdout == expected
+    assert path.name in caplog.text
 
 
 def test_what_a_killed_upgrade_left_counts_no_item_twice(copied: Deployment, tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ _OF_THE_MOMENT = re.compile(
     r"|^ledger/accounts/"
 )
 _INDEX = "ledger/index/"  # collects what other files say, under names that nobody knows before
-_RANDOM = re.compile(r"-[0-9a-f]{12}(?=\.arrow$)")  # in names of a cache's files
+# In names of a cache's files, and of proofs, which say when they were made.
+_RANDOM = re.compile(r"-[0-9a-f]{12}(?=\.arrow$)|(?<=/)[0-9a-f]{32}(?=\.parquet$)")
 _TABLE = re.compile(r"^(.*\.lance)/")
 
 
