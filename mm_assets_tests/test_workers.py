@@ -271,7 +271,8 @@ def test_a_worker_tells_each_warning_once_and_in_one_line(capfd: pytest.CaptureF
 
 
 SCRIPT = """
-import sys
+import faulthandler, sys
+faulthandler.dump_traceback_later(12)  # where it is, if it does not end
 from mm_assets.pool.workers import WorkerPool
 from mm_assets_tests.worker_jobs import act
 import colorsys  # stands for a heavy import of the main program
@@ -398,5 +399,6 @@ def test_workers_go_when_their_parent_is_killed(tmp_path: Path, number: signal.S
     pids = [int(note.read_text()) for note in notes]
     assert all(map(is_running, pids))
     os.kill(program.pid, number)
-    assert program.wait(timeout=15) == -number
+    # A pool that is closed waits 10 s for each worker that it has killed.
+    assert program.wait(timeout=45) == -number
     wait_until(lambda: not any(map(is_running, pids)), seconds=5)
