@@ -253,7 +253,7 @@ class RealShard:
             for record in ledger.records(folder.name, [self.key]).values():
                 made_from = json.dumps(self.made_from[record.fingerprint])
                 fields = json.dumps(vars(record), ensure_ascii=False)
-                found.append((fields, made_from, ledger.account(folder.name, self.key)))
+                found.append((fields, made_from, ledger.rows(folder.name, self.key)))
         return found
 
     def _text(self, path: str) -> str | None:

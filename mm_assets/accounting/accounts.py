@@ -151,10 +151,11 @@ class Ledger:
         uri = self.uri(record.asset, record.key)
         data = _account(stated, ACCOUNT_SCHEMA.empty_table() if rows is None else rows)
         publish_bytes(uri, data, self._options)
-        if is_remote(uri):  # S3 names a file by the digest of its bytes
-            _remember(
-                uri, f'{len(data)}:"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"', record_of(data)
-            )
+        if is_remote(uri):
+            etag = hashlib.md5(
+                data, usedforsecurity=False
+            ).hexdigest()  # that of S3 for a file of this content
+            _remember(uri, f'{len(data)}:"{etag}"', record_of(data))
         if self._earlier.exists and not is_remote(uri):  # which was synced when it was written
             sync(local_path(uri))
             sync(os.path.dirname(local_path(uri)))
@@ -171,7 +172,7 @@ class Ledger:
             UnreadableFile: the account is damaged.
         """
         earlier = self._earlier.items(asset, partition)  # first, as in `records_by_name`
-        rows = self.account(asset, partition)
+        rows = self.rows(asset, partition)
         return earlier if rows is None else lost_items(rows)
 
     def recorded_items(self, record: ShardRecord) -> pa.Table:
@@ -186,7 +187,7 @@ class Ledger:
             return self.items(record.asset, record.key)
         return lost_items(self._recorded_rows(record))
 
-    def account(self, asset: str, partition: str) -> pa.Table | None:
+    def rows(self, asset: str, partition: str) -> pa.Table | None:
         """Return the rows of an account in `ACCOUNT_SCHEMA`; None if there is none. Raises as `items`."""
         uri = self.uri(asset, partition)
         data = read_bytes(uri, self._options)
@@ -223,7 +224,7 @@ class Ledger:
         Raises:
             UnreadableFile: one of the files is damaged.
         """
-        rows = self._earlier.account(record)
+        rows = self._earlier.rows(record)
         files = {path: found for path, found in recorded_files(record).items() if not _is_of_ledger(path)}
         account = {name: value for name, value in record.account.items() if name != FILES}
         self.write(replace(record, account=account | ({FILES: files} if files else {})), rows)
@@ -255,7 +256,7 @@ class Ledger:
         """Return the rows of a shard's account, which must be those that its record was written with."""
         path = self.uri(record.asset, record.key).removeprefix(self._root)
         try:
-            rows = self.account(record.asset, record.key)
+            rows = self.rows(record.asset, record.key)
         except UnreadableFile as error:
             raise UnreadableFile(str(error).removeprefix(self._root)) from error
         if rows is None:
@@ -351,9 +352,7 @@ def _is_of_ledger(path: str) -> bool:
 _EARLIER_FORMAT = 4
 _IS_ITEM = pc.field("position").is_valid()
 _OF_NOTE = ("format", "partition")  # keys of a note on what was published that say whose it is
-
-
-_OF_OURS = (ACCOUNTS_FOLDER, "raw_shards", "index", "retired")  # all others are of earlier releases
+_PRESENT = (ACCOUNTS_FOLDER, "raw_shards", "index", "retired")  # folders; all others are of earlier releases
 _without_earlier: set[str] = set()
 
 
@@ -368,7 +367,7 @@ class EarlierLedger:
     def exists(self) -> bool:
         """Whether there is anything of an earlier release; of a URL it is asked once."""
         if self._root not in _without_earlier:
-            if any(not name.startswith(".") and name not in _OF_OURS for name in self._names()):
+            if any(not name.startswith(".") and name not in _PRESENT for name in self._names()):
                 return True
             if is_remote(self._root):
                 _without_earlier.add(self._root)
@@ -382,9 +381,11 @@ class EarlierLedger:
             return []
 
     def item_folders(self, asset: str) -> list[str]:
+        """Return the folder with the lost items of an asset, if there is anything of an earlier release."""
         return [join(self._root, "items", partition_filename(asset))] if self.exists else []
 
     def uris(self, asset: str, partition: str) -> list[str]:
+        """Return the locations of what there may be of a shard."""
         if not self.exists:
             return []
         asset, name = partition_filename(asset), partition_filename(partition)
@@ -427,6 +428,7 @@ class EarlierLedger:
         return join(self._root, "raw_shards", f"{name}.published.json")
 
     def named(self, asset: str) -> list[str]:
+        """Return the shards of an asset that have a record, readable or not, by the names of the files."""
         folder = join(self._root, partition_filename(asset))
         return stated_partitions(folder, ".json", self._options) if self.exists else []
 
@@ -435,7 +437,7 @@ class EarlierLedger:
         items = self._table("items", asset, partition, ITEMS_SCHEMA.names)
         return ITEMS_SCHEMA.empty_table() if items is None else items
 
-    def account(self, record: ShardRecord) -> pa.Table:
+    def rows(self, record: ShardRecord) -> pa.Table:
         """Return lost items and balance of a shard as the rows of an account.
 
         Raises:
@@ -465,6 +467,10 @@ class EarlierLedger:
                 with suppress(OSError):  # not empty
                     folder.rmdir()
                     folder.parent.rmdir()
+        if asset == CURATED.asset and self.exists:
+            folder_of_index = join(self._root, "index", "sample_ids")
+            for name in files_in(folder_of_index, self._options):
+                remove(join(folder_of_index, name), self._options)
 
     def _table(self, folder: str, asset: str, partition: str, columns: Sequence[str]) -> pa.Table | None:
         name = f"{partition_filename(partition)}.parquet"

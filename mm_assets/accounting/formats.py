@@ -44,7 +44,7 @@ from mm_assets.accounting.canonical.tar import (
 from mm_assets.accounting.lookup import in_lance, in_parquet, in_tar
 from mm_assets.accounting.survey import is_same_type
 from mm_assets.formats.names import DOCUMENT_OPTIONS
-from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
+from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
 from mm_assets.model.schema import unify_schemas
 from mm_assets.storage.files import StorageOptions, filesystem, join, size_of
 
@@ -176,7 +176,7 @@ _END_BLOCKS = 1024  # bytes; of a tar
 
 def _webdataset_parts(source: CanonicalLocation) -> Iterator[RowPart]:
     # What could not be made has no rows in such a tar: our reader says why.
-    if str(source.uri).startswith(MADE_WHEN_OPENED):
+    if str(source.uri).startswith(VIRTUAL_SCHEMES):
         return raw_parts(source)
     return tar_parts(str(source.uri), lambda: raw_parts(source), source.options)
 

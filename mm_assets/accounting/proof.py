@@ -406,7 +406,7 @@ class ProofStore:
         except FileNotFoundError:
             return []
         names = [path.rpartition("/")[2] for path in paths]
-        return sorted(name for name in names if not name.startswith(".") and "." not in name)
+        return sorted(name for name in names if "." not in name)  # files and hidden ones have a dot
 
     def _publish_summary(self, summary: Mapping[str, Any]) -> None:
         # Not synced to disk: an empty file counts as none.

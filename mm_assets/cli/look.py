@@ -127,7 +127,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     from mm_assets.formats.raw_shards import location_of
     from mm_assets.formats.registry import detect_format, reader_for
     from mm_assets.formats.tar.index import TarDamage
-    from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED, SampleError
+    from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES, SampleError
     from mm_assets.model.json_codec import is_json
     from mm_assets.model.schema import unify_schemas
     from mm_assets.storage.errors import error_line, located
@@ -162,7 +162,7 @@ def run_inspect(options: argparse.Namespace) -> int:
         raise ValueError("; ".join(failures))
     unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
     print(
-        f"{options.path if source.startswith(MADE_WHEN_OPENED) else source}: "
+        f"{options.path if source.startswith(VIRTUAL_SCHEMES) else source}: "
         f"{kind}, {counted(len(partitions), 'partition')}{unread}, "
         f"{counted(counts[_SAMPLES], 'sample')}, {counted(sum(counts[name] for name in _MODALITIES), 'row')}"
     )

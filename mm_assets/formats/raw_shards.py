@@ -34,7 +34,7 @@ from mm_assets.formats.partitions import (
 )
 from mm_assets.formats.pdf.address import PdfAddress, pdf_location
 from mm_assets.formats.reader import FileSource
-from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
+from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.model.errors import MmAssetsError, warn_user
 from mm_assets.storage.errors import error_line, is_of_store, is_utf8, not_utf8
@@ -100,7 +100,7 @@ def location_of(item: str) -> str:
 
 
 def originals_of(url: str) -> dict[str, str]:
-    """Return the files that a raw shard made when opened is made of, by their names in locators."""
+    """Return the files that a virtual raw shard is made of, by their names in locators."""
     for address in (PairedAddress, PdfAddress):
         scheme = f"{address.protocol}://"
         if url.startswith(scheme):
@@ -393,8 +393,8 @@ class RawLocations:
 
 
 def relative_root(roots: Sequence[str]) -> str | None:
-    """Return the root that locators are stored relative to: local, or that of shards made when opened."""
-    return next((root for root in roots if not is_remote(root) or root.startswith(MADE_WHEN_OPENED)), None)
+    """Return the root that locators are stored relative to: local, or that of virtual shards."""
+    return next((root for root in roots if not is_remote(root) or root.startswith(VIRTUAL_SCHEMES)), None)
 
 
 _NAMED = 3  # files in a line
@@ -414,7 +414,7 @@ class RawAbsence:
     ) -> None:
         self._listing = listing
         self._options = options
-        self._roots = [root for root in locations.roots() if not root.startswith(MADE_WHEN_OPENED)]
+        self._roots = [root for root in locations.roots() if not root.startswith(VIRTUAL_SCHEMES)]
         self._listed = {
             (root, folder)
             for key, shard in listing.items()

@@ -23,7 +23,7 @@ def make_earlier(storage: str) -> None:
     ledger = Ledger(storage)
     for folder in sorted(Path(storage, "ledger", "accounts").iterdir()):
         for record in ledger.records(folder.name, ledger.partitions(folder.name)).values():
-            rows = ledger.account(folder.name, record.key)
+            rows = ledger.rows(folder.name, record.key)
             assert rows is not None
             _write(storage, record, rows)
     for folder in ("accounts", "index"):

@@ -132,21 +132,21 @@ def test_what_is_lost_no_more_is_gone(root: str) -> None:
 
 
 def outcomes(root: str) -> list[str]:
-    rows = Ledger(root).account("a", "p")
+    rows = Ledger(root).rows("a", "p")
     assert rows is not None
     return [str(outcome) for outcome in rows.column("outcome").to_pylist()]
 
 
 def test_a_shard_never_recorded_has_no_items(root: str) -> None:
     assert Ledger(root).items("a", "p").equals(ITEMS_SCHEMA.empty_table())
-    assert Ledger(root).account("a", "p") is None
+    assert Ledger(root).rows("a", "p") is None
 
 
 @pytest.mark.parametrize("name", ["p", "x" * 300])
 def test_an_asset_without_items_has_an_account_without_rows(root: str, name: str) -> None:
     ledger = Ledger(root)
     ledger.write(ShardRecord("a", name, "f", "v", ""))
-    assert ledger.account("a", name) == ACCOUNT_SCHEMA.empty_table()
+    assert ledger.rows("a", name) == ACCOUNT_SCHEMA.empty_table()
     assert (ledger.named("a"), ledger.problems(ledger.records("a", [name]).values())) == ([name], {})
 
 
@@ -161,7 +161,7 @@ def test_entries_balance(root: str) -> None:
     )
     balance = enter(root, "a", "p", report(losses, lost_digest="ff", items=12), "0109")
     assert (balance.difference, balance.is_balanced, balance.digests_agree) == (0, True, True)
-    rows = Ledger(root).account("a", "p")
+    rows = Ledger(root).rows("a", "p")
     assert rows is not None
     assert rows.schema.equals(ACCOUNT_SCHEMA)
     assert set(zip(*(rows.column(name).to_pylist() for name in ("asset", "partition")), strict=True)) == {

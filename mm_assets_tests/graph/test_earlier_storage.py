@@ -50,6 +50,9 @@ def test_nothing_is_made_again_and_accounts_are_made(copied: Deployment) -> None
     storage = copied.storage
     before = {path: (pq.read_table(path), record_in(path)) for path in accounts(storage)}
     make_earlier(storage)
+    index = Path(storage, "ledger", "index", "sample_ids")
+    index.mkdir(parents=True)
+    (index / "a.parquet").write_bytes(b"of an earlier release")
     assert len(earlier_files(storage)) == 35
     result = copied.run()
     assert result.success
@@ -62,6 +65,7 @@ def test_nothing_is_made_again_and_accounts_are_made(copied: Deployment) -> None
         assert record_in(path) == record, path
     assert earlier_files(storage) == []
     assert not Path(storage, "ledger", "balance").exists()
+    assert list(index.iterdir()) == []
     assert prove(copied)[:2] == (True, {})
 
 

@@ -34,10 +34,10 @@ from mm_assets.formats.tar.scan import scan_tolerant
 from mm_assets.formats.tar.spool import open_tar
 from mm_assets.formats.tar.writer import FileRange, TarWriter
 from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL, SOURCE, SampleError, native_payload
-from mm_assets.formats.webdataset.made_tars import (
-    made_file,
-    made_info,
+from mm_assets.formats.webdataset.virtual_tars import (
     refusal,
+    virtual_file,
+    virtual_info,
     write_unpaired,
     write_unread,
 )
@@ -502,7 +502,7 @@ class PairedFileSystem(AbstractFileSystem):
         self, path: str, address: PairedAddress, parts: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
         files = ((modality, file) for modality, tars in parts.items() for file in tars)
-        return made_info(path, (_REVISION, address.missing_key_policy), files)
+        return virtual_info(path, (_REVISION, address.missing_key_policy), files)
 
 
 def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[bytes]:
@@ -518,4 +518,4 @@ def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[b
             part_name = f"{modality}/{os.path.basename(file)}"
             descriptor = stack.enter_context(open_tar(file, part_name))
             parts.append(ModalityTar(modality, part_name, descriptor, scan_tolerant(descriptor, part_name)))
-        return made_file(lambda target: merge(parts, target, address.missing_key_policy))
+        return virtual_file(lambda target: merge(parts, target, address.missing_key_policy))

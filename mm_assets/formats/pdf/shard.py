@@ -28,10 +28,10 @@ from mm_assets.formats.pdf.process import MAX_TEXT, Description, Keep, OpenPdf, 
 from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.tar.writer import FileRange, TarWriter
 from mm_assets.formats.webdataset.layout import PDF_PROTOCOL, SampleError, native_payload, parse_payload
-from mm_assets.formats.webdataset.made_tars import (
-    made_file,
-    made_info,
+from mm_assets.formats.webdataset.virtual_tars import (
     refusal,
+    virtual_file,
+    virtual_info,
     write_unpaired,
     write_unread,
 )
@@ -416,7 +416,7 @@ class PdfFileSystem(AbstractFileSystem):
             return open_binary(original)
         if inner.removesuffix(_SUFFIX) not in shards:
             raise FileNotFoundError(f"{inner}: no folder of PDFs of this name")
-        return made_file(partial(write_shard, shards[inner.removesuffix(_SUFFIX)]))
+        return virtual_file(partial(write_shard, shards[inner.removesuffix(_SUFFIX)]))
 
     def _inside(self, token: str, prefix: str, shards: dict[str, list[PdfSource]]) -> list[dict[str, Any]]:
         """Return what is right below a folder: shards, and folders with shards below them."""
@@ -434,7 +434,9 @@ class PdfFileSystem(AbstractFileSystem):
 
     def _shard_info(self, path: str, sources: Sequence[PdfSource]) -> dict[str, Any]:
         files = {name: uri for source in sources for name, uri in source.files.items()}
-        return made_info(path, (_REVISION,), ((os.path.basename(name), uri) for name, uri in files.items()))
+        return virtual_info(
+            path, (_REVISION,), ((os.path.basename(name), uri) for name, uri in files.items())
+        )
 
 
 def _original(shards: dict[str, list[PdfSource]], name: str) -> str | None:

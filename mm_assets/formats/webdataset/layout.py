@@ -59,7 +59,7 @@ _SUFFIX = re.compile(r"[^\s./\\*?\[\]{}]+")
 
 MERGED_PROTOCOL = "paired"  # of URLs of tars that are merged from those of single modalities
 PDF_PROTOCOL = "pdf"  # of URLs of tars that are made of PDF files
-MADE_WHEN_OPENED = (f"{MERGED_PROTOCOL}://", f"{PDF_PROTOCOL}://")
+VIRTUAL_SCHEMES = (f"{MERGED_PROTOCOL}://", f"{PDF_PROTOCOL}://")
 
 # Prefixes for sample ids that start anew in each shard: "shard" is the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)

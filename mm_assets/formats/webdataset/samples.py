@@ -31,11 +31,11 @@ from mm_assets.formats.webdataset.blobs import surplus_reference
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_pairs, member_ref
 from mm_assets.formats.webdataset.layout import (
     LEFT_OUT,
-    MADE_WHEN_OPENED,
     MAX_FIELDS,
     MAX_JSON_BYTES,
     MAX_ROOM,
     UNPAIRED,
+    VIRTUAL_SCHEMES,
     RawLayout,
     SampleError,
     extension,
@@ -94,7 +94,7 @@ class TarSamples:
         self.losses: list[Loss] = []
         self._ids = ids
         self._id_prefix = id_prefix
-        self._is_merged = uri.startswith(MADE_WHEN_OPENED)
+        self._is_merged = uri.startswith(VIRTUAL_SCHEMES)
         self._layout = layout
         self.images_name, self.images_path = self.name, path  # of the file that has the images
         self._download: Download | None = None

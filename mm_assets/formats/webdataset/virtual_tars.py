@@ -1,6 +1,6 @@
-"""Tars that are made when they are opened, as files of their file systems, and their entries beside samples.
+"""Virtual tars: made when they are opened, as files of their file systems; and their entries beside samples.
 
-* `made_info`, `made_file`: what ``paired://`` and ``pdf://`` say of such a tar, and the tar itself.
+* `virtual_info`, `virtual_file`: what ``paired://`` and ``pdf://`` say of such a tar, and the tar itself.
 * `refusal`, `write_unread`, `write_unpaired`: entries for what could not be made a sample of.
 """
 
@@ -29,7 +29,7 @@ from mm_assets.storage.files import is_remote, local_path, size_of
 from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
 
 
-def made_info(path: str, marks: Sequence[str], files: Iterable[tuple[str, str]]) -> dict[str, Any]:
+def virtual_info(path: str, marks: Sequence[str], files: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Return what a file system says of a tar that is made of some files.
 
     Args:
@@ -51,7 +51,7 @@ def made_info(path: str, marks: Sequence[str], files: Iterable[tuple[str, str]])
     }
 
 
-def made_file(make: Callable[[str], None]) -> IO[bytes]:
+def virtual_file(make: Callable[[str], None]) -> IO[bytes]:
     """Return the tar that ``make`` writes at a path, as an open, unlinked temporary file."""
     with tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
         target = os.path.join(folder, "made.tar")
