@@ -303,6 +303,7 @@ class RunSummary:
                 if key not in self._keys:
                     continue
                 if name == CONTENT_TAKEN:
+                    self._failed_checks += key not in self._untaken
                     self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
                 elif (key, told := f"{_OF_RAW}{name}") not in known:
                     self._failed_checks += 1
