@@ -185,6 +185,8 @@ class Ledger:
             if problems := self.problems([record]):
                 raise UnreadableFile("; ".join(problems[record.key]))
             return self.items(record.asset, record.key)
+        if record.lost_rows == 0:
+            return ITEMS_SCHEMA.empty_table()
         return lost_items(self._recorded_rows(record))
 
     def rows(self, asset: str, partition: str) -> pa.Table | None:

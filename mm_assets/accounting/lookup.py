@@ -45,9 +45,11 @@ from mm_assets.storage.files import (
     regular_file,
 )
 from mm_assets.storage.listing import expand_paths
+from mm_assets.storage.stamps import parallel_map
 
 COLUMNS = ["sample_id", "position", "modality", "source_ref", "materialize_error"]
 _THREADS = 16  # object stores answer in ~50 ms
+_AT_ONCE = 16  # outputs whose columns are in memory
 _OFFSET = np.dtype("<u8")
 _COPIED = 16 << 20  # bytes of a sample in memory at a time
 
@@ -323,8 +325,9 @@ class PublishedOutputs:
                 return None
 
         published = [record for record in records.values() if record.uri]
-        with ThreadPoolExecutor(_THREADS if is_remote(self._root) else 1) as threads:
-            for record, found in zip(published, threads.map(read_output, published), strict=True):
+        for start in range(0, len(published), _AT_ONCE):
+            some = published[start : start + _AT_ONCE]
+            for record, found in zip(some, parallel_map(read_output, some, self._root), strict=True):
                 if found is not None:
                     yield record.key, found
 

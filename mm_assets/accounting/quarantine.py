@@ -364,12 +364,15 @@ def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[t
     if not exists(uri, options):
         return frozenset()
     try:
-        return frozenset(
-            tuple(row.values()) for row in read_small_table(uri, _KEY_COLUMNS, options).to_pylist()
-        )
+        return names_of(read_small_table(uri, _KEY_COLUMNS, options))
     except UnreadableFile as error:
         log.warning("%s; it is made again", error)
         return frozenset()
+
+
+def names_of(records: pa.Table) -> frozenset[tuple[Any, ...]]:
+    """Return the key columns of records, as `record_names` does."""
+    return frozenset(tuple(row.values()) for row in records.select(_KEY_COLUMNS).to_pylist())
 
 
 def _location(

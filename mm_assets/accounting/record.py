@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from stat import S_ISDIR
 from typing import Any
@@ -36,9 +35,7 @@ from mm_assets.storage.files import (
     join,
     open_binary,
 )
-from mm_assets.storage.stamps import mark_of
-
-_THREADS = 16  # object stores answer in ~50 ms
+from mm_assets.storage.stamps import mark_of, parallel_map
 
 
 def stated_partitions(folder: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
@@ -72,8 +69,7 @@ def stated_partitions(folder: str, suffix: str, options: StorageOptions | None =
 
     # File names longer than 80 characters are digests: only the content tells the shard's name.
     digests = [file for file, stem in stems.items() if stem.startswith("=")]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        inside = dict(zip(digests, threads.map(partition_inside, digests), strict=True))
+    inside = dict(zip(digests, parallel_map(partition_inside, digests, folder), strict=True))
     found = (inside[file] if file in inside else unquote(stem) for file, stem in stems.items())
     return [partition for partition in found if partition is not None]
 
@@ -139,8 +135,6 @@ LOST_IDS = "lost_ids"
 PUBLISHED = "published"
 """In an account of `CURATED`: schema and columns that the shard was published with (`published_to_text`)."""
 INDEXES = ("surveys", "published", "tars")
-# Object stores answer in ~50 ms; the records of a chunk of 100 shards are read in parallel.
-_REMOTE_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -215,13 +209,8 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
         else:
             fs.invalidate_cache()
             remote.append(uri)
-    return found | dict(_at_once(remote, _remote_stat))
-
-
-def _at_once(items: Iterable[str], ask: Callable[[str], Any]) -> list[tuple[str, Any]]:
-    items = list(items)
-    with ThreadPoolExecutor(_REMOTE_THREADS) as threads:
-        return list(zip(items, threads.map(ask, items), strict=True))
+    where = remote[0] if remote else ""
+    return found | dict(zip(remote, parallel_map(_remote_stat, remote, where), strict=True))
 
 
 def _local_stat(path: str) -> dict[str, Any] | None:
@@ -279,9 +268,8 @@ def digest_files(
     uris = list(uris)
     if is_remote(root):
         filesystem(root, options)[0].invalidate_cache()
-    with ThreadPoolExecutor(_THREADS if is_remote(root) else 1) as threads:
-        found = threads.map(lambda uri: _digest(uri, options), uris)
-        return {uri.removeprefix(join(root, "")): digest for uri, digest in zip(uris, found, strict=True)}
+    found = parallel_map(lambda uri: _digest(uri, options), uris, root)
+    return {uri.removeprefix(join(root, "")): digest for uri, digest in zip(uris, found, strict=True)}
 
 
 def recorded_files(record: ShardRecord, *uris: str) -> dict[str, FileDigest | None]:

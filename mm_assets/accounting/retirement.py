@@ -6,7 +6,6 @@ ledger/retired/<partition>.json   what was retired, and when; written before any
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,10 @@ from mm_assets.storage.files import (
     sweep,
 )
 from mm_assets.storage.small_files import seal, unseal
+from mm_assets.storage.stamps import parallel_map
 
 FORMAT = 1
 RETIRED = "retired"
-_THREADS = 16  # object stores answer in ~50 ms
 _ASSETS = (*BY_ASSET, *DERIVED_FOLDERS)
 
 
@@ -93,7 +92,7 @@ class Retirement:
         """
         if not is_remote(self._folder):
             sweep(self._folder)
-        self._each(partitions, self._begin)
+        parallel_map(self._begin, partitions, self._root)
         for name, step in (
             (LANCE.folder, self._remove_rows),
             (TARS.folder, self._remove_tars),
@@ -117,7 +116,7 @@ class Retirement:
         )
         yield LEDGER_FOLDER
         forget(partitions)
-        self._each(partitions, self._finish)
+        parallel_map(self._finish, partitions, self._root)
 
     def _remove_rows(self, partitions: Sequence[str]) -> None:
         if self._has_table():
@@ -194,12 +193,7 @@ class Retirement:
         return join(self._folder, f"{partition_filename(partition)}.json")
 
     def _remove(self, uris: Iterable[str]) -> None:
-        self._each(uris, lambda uri: remove(uri, self._options))
-
-    def _each(self, items: Iterable[str], action: Callable[[str], None]) -> None:
-        with ThreadPoolExecutor(_THREADS if is_remote(self._root) else 1) as threads:
-            for _ in threads.map(action, list(items)):
-                pass
+        parallel_map(lambda uri: remove(uri, self._options), uris, self._root)
 
 
 def retirable(

@@ -189,13 +189,13 @@ class ShardSurvey:
     has_pairs: bool | None = None
     left_out: Excerpt[str] | None = None
 
-    @property
-    def is_outdated(self) -> bool:
-        """True if earlier code made the survey, which read what the shard may hold in another way."""
+    def is_of(self, version: str, layout: str) -> bool:
+        """Return whether this is what a survey of this version and layout would find now."""
         # Pairs were not told apart once, and their images have moved.
-        return (self.has_pairs is None and self._may_have_pairs) or (
+        is_outdated = (self.has_pairs is None and self._may_have_pairs) or (
             self.left_out is None and self._may_have_residue
         )
+        return (self.version, self.layout) == (version, layout) and not is_outdated
 
     @property
     def _may_have_residue(self) -> bool:

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
@@ -41,16 +39,13 @@ from mm_assets.formats.reports import ContentColumns
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.model.losses import Loss
 from mm_assets.model.schema import schema_from_text, schema_to_text
-from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, staged
-from mm_assets.storage.small_files import FileFacts, FileIndex, hashes_of, seal, unseal
+from mm_assets.storage.files import StorageOptions, is_remote, join, staged
+from mm_assets.storage.small_files import FileFacts, FileIndex, FolderFiles, hashes_of, seal, unseal
 from mm_assets.storage.stamps import files_in
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-_THREADS = 16  # object stores answer in ~50 ms
-
 
 FORMAT = 1
 SURVEY_KEY = b"mm_assets:survey"  # key in the Parquet metadata: everything but the sample rows, as JSON
@@ -232,7 +227,7 @@ _SUFFIX = ".parquet"
 _AT_ONCE = 64  # files held in memory
 
 
-class SurveyStore:
+class SurveyStore(FolderFiles):
     """Surveys below ``root`` (a folder or a URL), and the published outputs of ``asset``.
 
     An unreadable survey is logged and counts as missing: its shard is surveyed again. Where the account of a
@@ -240,11 +235,10 @@ class SurveyStore:
     """
 
     def __init__(self, root: str, options: StorageOptions | None = None, asset: str = CURATED.asset) -> None:
+        super().__init__(join(root, "ledger", "raw_shards"), options)
         self.root = root
         self.options = options
         self._asset = asset
-        self._folder = join(root, "ledger", "raw_shards")
-        self._fs, self._path = filesystem(self._folder, options)
         self._ledger = Ledger(root, options)
         self._outputs = PublishedOutputs(root, asset, options)
 
@@ -254,46 +248,41 @@ class SurveyStore:
             write_survey(file.path, partition, survey)
             file.publish()
 
-    def read(
-        self, partition: str, version: str | None = None, layout: str | None = None
-    ) -> ShardSurvey | None:
-        """Return the survey of a raw shard; None without one of this version and layout (where given)."""
-        for _, survey in self._read([partition], read_survey):
-            if version in (None, survey.version) and layout in (None, survey.layout):
+    def read(self, partition: str, version: str | None = None) -> ShardSurvey | None:
+        """Return the survey of a raw shard; None without one of this version (where given)."""
+        for _, survey in self._surveys([partition], read_survey):
+            if version in (None, survey.version):
                 return survey
         return None
+
+    def surveys(self, partitions: Iterable[str]) -> Iterator[tuple[str, ShardSurvey]]:
+        """Yield the survey of each surveyed shard."""
+        names = {key: partition_filename(key) for key in partitions}
+        # A store answers each question after a file that is not there with several requests.
+        listed = self.survey_stamps() if len(names) > 1 and is_remote(self.folder) else names.values()
+        return self._surveys([key for key, name in names.items() if name in listed], read_survey)
 
     def columns_and_ids(
         self, partitions: Iterable[str]
     ) -> Iterator[tuple[str, tuple[ShardColumns, pa.ChunkedArray]]]:
         """Yield the columns of each surveyed shard, and the ids of its readable samples."""
-        return self._read(partitions, read_columns_and_ids)
+        return self._surveys(partitions, read_columns_and_ids)
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the readable samples' ids of each surveyed shard, a few shards in memory at a time."""
-        return self._read(partitions, read_sample_ids)
+        return self._surveys(partitions, read_sample_ids)
 
     def partitions(self) -> list[str]:
         """Return the partitions that have a survey, sorted; their raw shards may no longer exist."""
-        self._fs.invalidate_cache()
-        try:
-            names = [os.path.basename(path) for path in self._fs.ls(self._path, detail=False)]
-        except FileNotFoundError:
-            return []
-        stems = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+        names = [name.removesuffix(_SUFFIX) for name in self._list("") if name.endswith(_SUFFIX)]
         # The partition keys of hashed names are only inside the files.
-        hashed = {f"{self._path}/{stem}{_SUFFIX}": stem for stem in stems if stem.startswith("=")}
-        stated = self._parsed(hashed, lambda _, data: stated_partition(data))
-        return sorted(
-            [
-                *(unquote(stem) for stem in stems if not stem.startswith("=")),
-                *(partition for _, partition in stated),
-            ]
-        )
+        hashed = {f"{name}{_SUFFIX}": name for name in names if name.startswith("=")}
+        stated = [partition for _, partition in self._parsed(hashed, lambda _, data: stated_partition(data))]
+        return sorted([*(unquote(name) for name in names if not name.startswith("=")), *stated])
 
     def uri(self, partition: str) -> str:
         """Return the location of a partition's survey, existing or not."""
-        return join(self._folder, partition_filename(partition) + _SUFFIX)
+        return self._uri(f"{partition_filename(partition)}{_SUFFIX}")
 
     def published(self, landed: Iterable[str]) -> Iterator[tuple[str, Published]]:
         """Yield what the outputs of ``landed`` (published) partitions were made with."""
@@ -315,7 +304,7 @@ class SurveyStore:
 
     def survey_stamps(self) -> dict[str, str]:
         """Return a text for each survey that changes when it is replaced, by its name without suffix."""
-        return self._stamps(self._folder)
+        return self._stamps(self.folder)
 
     def published_stamps(self) -> dict[str, str]:
         """Return the same of the accounts of published outputs."""
@@ -328,36 +317,23 @@ class SurveyStore:
             if not name.startswith(".")
         }
 
-    def _read(self, partitions: Iterable[str], parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
-        return self._parsed(
-            {f"{self._path}/{partition_filename(key)}{_SUFFIX}": key for key in sorted(partitions)}, parse
-        )
+    def _surveys(
+        self, partitions: Iterable[str], parse: Callable[[str, bytes], T]
+    ) -> Iterator[tuple[str, T]]:
+        names = {f"{partition_filename(key)}{_SUFFIX}": key for key in sorted(partitions)}
+        return self._parsed(names, parse)
 
-    def _parsed(self, paths: dict[str, str], parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
-        """Yield key and ``parse(key, content)`` for each path that exists; ``paths`` maps paths to keys."""
-        for path, data in self._contents(list(paths)):
-            try:
-                parsed = parse(paths[path], data)
-            except UNREADABLE as error:
-                log.warning("%s is unreadable and left out: %s", path, error)
-                continue
-            yield paths[path], parsed
-
-    def _contents(self, paths: list[str]) -> Iterator[tuple[str, bytes]]:
-        with ThreadPoolExecutor(_THREADS if is_remote(self._folder) else 1) as threads:
-            for start in range(0, len(paths), _AT_ONCE):
-                group = paths[start : start + _AT_ONCE]
-                yield from (
-                    (path, data)
-                    for path, data in zip(group, threads.map(self._bytes, group), strict=True)
-                    if data is not None
-                )
-
-    def _bytes(self, path: str) -> bytes | None:
-        try:
-            return bytes(self._fs.cat_file(path))
-        except FileNotFoundError:
-            return None  # other errors are raised: an unreadable file must not count as missing
+    def _parsed(self, keys: dict[str, str], parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
+        """Yield key and ``parse(key, content)`` of each file that exists; ``keys`` are by file name."""
+        names = list(keys)
+        for start in range(0, len(names), _AT_ONCE):
+            for name, data in self._read_many(names[start : start + _AT_ONCE]).items():
+                try:
+                    parsed = parse(keys[name], data)
+                except UNREADABLE as error:
+                    log.warning("%s is unreadable and left out: %s", self._uri(name), error)
+                    continue
+                yield keys[name], parsed
 
 
 # What is in memory before it is written.
@@ -493,7 +469,7 @@ _LEAST_IDS = 1 << 16  # fewer ids are not looked up at once
 
 def duplicates(
     store: SurveyStore,
-    run: Collection[str],
+    run: Mapping[str, pa.ChunkedArray],
     landed: Collection[str],
     known: Collection[str],
     faulty: Callable[[str], Collection[str]] = lambda _: (),
@@ -508,20 +484,14 @@ def duplicates(
 
     Args:
         store: surveys and published ids.
-        run: partitions of the run.
+        run: sample ids of the raw shards of the run, by partition.
         landed: partitions with an output.
         known: partitions that count: with a raw shard or an output.
         faulty: returns the ids of a partition's samples that will hardly be published; asked only about
             partitions whose ids others have, too.
         stuck: partitions of the run that will get no new output.
-
-    Raises:
-        ValueError: a partition of the run has no survey.
     """
-    run_ids = dict(store.sample_ids(run))
-    if missing := sorted(set(run) - set(run_ids)):
-        raise ValueError(f"shard {missing[0]!r} has no survey")
-    counts = pc.value_counts(_concat(run_ids.values()))
+    counts = pc.value_counts(_concat(run.values()))
     ids = counts.field("values")
     best: dict[str, tuple[bool, bool, str]] = {}
 
@@ -535,22 +505,16 @@ def duplicates(
     holders = index.published_sharing(landed, ids.to_pylist())
     surveyed = index.surveys_sharing(set(known) - set(run), ids.to_pylist())
     for partition, shared_ids in _shared(store.published_ids(holders), ids):
-        if partition in run_ids and partition not in stuck and shared_ids:
-            ids_left = set(
-                run_ids[partition]
-                .filter(pc.is_in(run_ids[partition], pa.array(shared_ids, pa.string())))
-                .to_pylist()
-            )
+        if partition in run and partition not in stuck and shared_ids:
+            raw_ids = run[partition]
+            ids_left = set(raw_ids.filter(pc.is_in(raw_ids, pa.array(shared_ids, pa.string()))).to_pylist())
             shared_ids = [sample_id for sample_id in shared_ids if sample_id in ids_left]
         add_candidates(partition, shared_ids, is_kept=True)
     for partition, shared_ids in _shared(store.sample_ids(surveyed), ids):
         add_candidates(partition, shared_ids, is_kept=False)
     repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     contested = pa.array([*best, *repeated], pa.string())
-    of_run = {
-        partition: column.filter(pc.is_in(column, contested)).to_pylist()
-        for partition, column in run_ids.items()
-    }
+    of_run = {key: column.filter(pc.is_in(column, contested)).to_pylist() for key, column in run.items()}
     for partition, shared_ids in of_run.items():
         add_candidates(partition, shared_ids, is_kept=False)
     return {

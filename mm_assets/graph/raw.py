@@ -308,7 +308,8 @@ class RawGate(dg.ConfigurableResource[Any]):
             lost = frozenset() if record is None else record.lost_ids(survey.version)
             return survey.unresolved_ids | lost
 
-        claimed_ids = duplicates(store, surveys, landed, known, faulty, unpublishable)
+        sample_ids = {key: survey.sample_ids for key, survey in surveys.items()}
+        claimed_ids = duplicates(store, sample_ids, landed, known, faulty, unpublishable)
         removed = frozenset(known).difference(listed, surveys)
         for key, survey in surveys.items():
             refusal = LossShare.of_survey(survey, claimed_ids[key]).refusal(self.max_loss)
@@ -339,9 +340,10 @@ class RawGate(dg.ConfigurableResource[Any]):
         surveys: dict[str, ShardSurvey] = {}
         errors: dict[str, str] = {}
         jobs = []
+        stored = dict(store.surveys([shard.key for shard in shards]))
         for shard in shards:
-            known = store.read(shard.key, shard.version, by)
-            if known is not None and not known.is_outdated:
+            known = stored.get(shard.key)
+            if known is not None and known.is_of(shard.version, by):
                 surveys[shard.key] = known
             else:
                 jobs.append(SurveyJob(shard.key, shard.uri, shard.version, layout, relative_to, self.root))

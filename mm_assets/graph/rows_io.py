@@ -463,7 +463,7 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     """
     from collections import Counter
 
-    from mm_assets.accounting.quarantine import publish_quarantine, quarantine_table, record_names
+    from mm_assets.accounting.quarantine import names_of, publish_quarantine, quarantine_table, record_names
     from mm_assets.accounting.record import digest_files
     from mm_assets.formats.raw_shards import files_of
     from mm_assets.model.digest import ContentDigest
@@ -485,7 +485,7 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     metadata = {
         "dagster/partition_row_count": len(records),
         "records": len(records),
-        _CLOSED: len(previous - record_names(job.dest)),
+        _CLOSED: len(previous - names_of(records)),
         "kinds": {"json": kinds},
         "first": {"json": first},
         "bytes": nbytes,

@@ -125,6 +125,10 @@ class S3FileSystem(s3fs.S3FileSystem):
         except (FileNotFoundError, PermissionError, ValueError):  # denied: who may not list may be told so
             return False
 
+    async def _cat_file(self, path: str, **kwargs: Any) -> bytes:
+        # By default a request asks for the size first, to read a large file in parts.
+        return bytes(await super()._cat_file(path, **{"max_concurrency": 1, **kwargs}))
+
     async def _cat_ranges(
         self, paths: list[str], starts: Any, ends: Any, max_gap: Any = None, **kwargs: Any
     ) -> list[Any]:

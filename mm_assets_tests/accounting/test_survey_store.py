@@ -330,12 +330,10 @@ def test_nothing_written_yet(root: str) -> None:
         ({}, True),
         ({"version": "v1"}, True),
         ({"version": "v2"}, False),
-        ({"layout": "layout"}, True),
-        ({"layout": "other"}, False),
     ],
     ids=str,
 )
-def test_another_version_or_layout_is_none(root: str, wanted: dict[str, str], is_found: bool) -> None:
+def test_another_version_is_none(root: str, wanted: dict[str, str], is_found: bool) -> None:
     store = SurveyStore(root)
     store.write("a", SURVEY)
     assert (store.read("a", **wanted) is not None) is is_found
@@ -351,6 +349,20 @@ def test_a_new_survey_replaces_the_old_and_the_same_one_is_left_alone(tmp_path: 
     store.write("a", replace(SURVEY, version="v2"))
     assert store.read("a") == replace(SURVEY, version="v2")
     assert [p.name for p in path.parent.iterdir()] == ["a.parquet"]
+
+
+def test_a_survey_is_of_its_version_and_layout_alone() -> None:
+    wanted = [("v1", "layout"), ("v2", "layout"), ("v1", "other")]
+    assert [SURVEY.is_of(*of) for of in wanted] == [True, False, False]
+
+
+def test_surveys_of_several_shards_are_those_that_there_are(root: str) -> None:
+    store = SurveyStore(root)
+    store.write("a", SURVEY)
+    store.write("x" * 100, replace(SURVEY, version="v2"))
+    found = dict(store.surveys(["a", "b", "x" * 100]))
+    assert found == {"a": SURVEY, "x" * 100: replace(SURVEY, version="v2")}
+    assert dict(store.surveys(["b"])) == dict(store.surveys([])) == {}
 
 
 def test_the_file_is_a_table_that_anyone_can_query(tmp_path: Path) -> None:

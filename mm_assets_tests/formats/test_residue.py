@@ -186,15 +186,15 @@ def test_a_survey_counts_it_and_one_by_earlier_code_is_made_again(tmp_path: Path
     assert survey.left_out is not None
     assert (survey.left_out.count, survey.members) == (11, 15)
     assert findings(survey)["left_out"] == 11
-    assert not survey.is_outdated
+    assert survey.is_of(survey.version, survey.layout)
     store = SurveyStore(str(tmp_path / "ledger"))
     store.write("s", survey)
-    assert store.read("s", "v", survey.layout) == survey
+    assert store.read("s", "v") == survey
 
     earlier = replace(survey, left_out=None, unreferenced=Excerpt(("a.npy",), 1))
-    assert not earlier.is_outdated
+    assert earlier.is_of(survey.version, survey.layout)
     for names in (("a.npy", "._0.png"), ("s.tar: d/._0.png",)):
-        assert replace(earlier, unreferenced=Excerpt(names, 2)).is_outdated
+        assert not replace(earlier, unreferenced=Excerpt(names, 2)).is_of(survey.version, survey.layout)
 
 
 def test_hidden_files_match_no_remote_pattern(tmp_path: Path) -> None:

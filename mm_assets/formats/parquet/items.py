@@ -126,9 +126,12 @@ class ParquetSource(FileSource):
             ids = [chunk for table in self._slices(["sample_id"], None) for chunk in table.column(0).chunks]
         return SampleSpans.of(ids)
 
+    @cached_property
+    def _size(self) -> int:
+        return size_of(self.uri, self._options)
+
     def _written_out(self) -> WrittenOut:
-        size = size_of(self.uri, self._options)
-        return WrittenOut(self._file, size, self._name, self._reopened)
+        return WrittenOut(self._file, self._size, self._name, self._reopened)
 
     def _reopened(self, dictionaries: list[str]) -> pq.ParquetFile:
         opening = {"metadata": self._file.metadata, "read_dictionary": dictionaries}
