@@ -1,4 +1,4 @@
-"""The examples of the guides on filters and checks, run exactly as they are printed."""
+"""The examples of the guides, run exactly as they are printed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,37 @@ def test_both_in_the_graph(tmp_path: Path) -> None:
     ]
     checks = record_in(account(storage, "filtered_parquet", "p"))["checks"]
     assert "texts_not_blank" not in {check["name"] for check in checks}
+
+
+def _copy_of_the_project(folder: Path) -> None:
+    for name in ("mm_assets", "mm_assets_tests", "examples"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "dagster.yaml"):
+        shutil.copy(REPOSITORY / name, folder)
+
+
+def _append(entry: str, file: Path, table: str) -> None:
+    """Put an entry at the end of a table, as the guide says."""
+    before, entries, end, after = re.split(
+        rf"(\n{table}\b.*?)(\n[)}}]\n)", file.read_text(), maxsplit=1, flags=re.DOTALL
+    )
+    file.write_text(f"{before}{entries}\n{entry}{end}{after}")
+
+
+def test_a_format_passes_the_conformance_tests(tmp_path: Path) -> None:
+    _copy_of_the_project(tmp_path)
+    page = (GUIDES / "add_a_format.md").read_text()
+    (block,) = _blocks("add_a_format.md", "python")
+    entry = block.removeprefix("from mm_assets.extend import Format\n\n").rstrip() + ","
+    (accounted,) = re.findall(r"`(\"zip\": .*)`", page)
+    places = re.findall(r"In `(mm_assets/[\w/]+\.py)`, at the end of `([A-Z_]+)`", page)
+    for text, (file, table) in zip((entry, accounted), places, strict=True):
+        _append(text, tmp_path / file, table)
+    (script,) = re.findall(r"`(PYTHONPATH=[^`]* pytest [^`]*)`", page)
+    script = script.replace("PYTHONPATH=", f"PYTHONPATH={tmp_path}:")
+    told = _run(f'pytest() {{ "{sys.executable}" -m pytest -p no:cacheprovider "$@"; }}\n{script}', tmp_path)
+    (passed,) = re.findall(r"(\d+) passed", told)
+    assert int(passed) >= 50
 
 
 def test_links_of_the_guides_lead_somewhere() -> None:
