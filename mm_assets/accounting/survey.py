@@ -220,7 +220,9 @@ class ShardSurvey:
         columns = self.content
         if columns is None:
             fields = [tally.field(name) for name, tally in self.columns.tallies.items()]
-            columns = content_columns([*fields, *self.columns.declared], {})
+            # A tar that declares columns is one of ours, of PDFs, for example: none of them is content.
+            declared = self.columns.declared if is_parquet(self.samples.column("source")[0].as_py()) else ()
+            columns = content_columns([*fields, *declared], {})
         items, images = (pc.sum(self.samples.column(name)).as_py() for name in ("items", "images"))
         return untaken(columns, items - images - self.samples.num_rows, images)
 

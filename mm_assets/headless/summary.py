@@ -152,14 +152,17 @@ def _plain(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
 
 
 def _failed_steps(entries: Iterable[dg.EventLogEntry]) -> list[str]:
-    return [
-        f"step {entry.dagster_event.step_key} failed: {_cause(entry.dagster_event.step_failure_data.error)}"
-        for entry in entries
-        if entry.dagster_event is not None
-        and entry.dagster_event.is_step_failure
-        and not str(entry.dagster_event.step_key).endswith(LANDED)
-        and not _repeats_its_shards(entry.dagster_event.step_failure_data)
+    events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
+    lines = [
+        f"step {event.step_key} failed: {_cause(event.step_failure_data.error)}"
+        for event in events
+        if event.is_step_failure
+        and not str(event.step_key).endswith(LANDED)
+        and not _repeats_its_shards(event.step_failure_data)
     ]
+    # Without a step that failed, for example because a resource of Dagster cannot be configured.
+    of_run = [event.job_failure_data.error for event in events if event.is_job_failure]
+    return [*lines, *(f"the run failed: {_cause(error)}" for error in of_run if error is not None)]
 
 
 def _repeats_its_shards(failure: Any) -> bool:
@@ -176,6 +179,8 @@ def _cause(error: Any) -> str:
     if error is None:
         return "no reason given"
     line = re.sub(rf"^\S*\b{re.escape(str(error.cls_name))}: ", "", " ".join(str(error.message).split()))
+    if error.cls_name == "DagsterInvalidConfigError":  # in front are pages about the types of the fields
+        line = line.partition("Error 1: ")[2] or line
     if match := _OF_SYSTEM.fullmatch(line):
         line = error_line(OSError(int(match[1]), match[2], match[3]))
     return line[:_LONGEST]

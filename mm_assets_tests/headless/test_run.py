@@ -189,6 +189,21 @@ def test_workers_that_cannot_start_are_one_line(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_that_fails_before_its_first_step_says_why(tmp_path: Path) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=0, samples=2)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "dagster.yaml").write_text(
+        "compute_logs:\n"
+        "  module: dagster_aws.s3.compute_log_manager\n"
+        "  class: S3ComputeLogManager\n"
+        "  config: {bucket: {env: NO_SUCH_VARIABLE}}\n"
+    )
+    done = run_over(tmp_path, str(tmp_path / "raw"))
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if "the run failed" in line]
+    assert "NO_SUCH_VARIABLE" in line
+
+
 def test_a_terminal_without_such_letters(tmp_path: Path) -> None:
     make_tar(tmp_path / "größe" / "日.tar", [("a.json", {"texts": ["x"]}), ("b.json", b"{")])
     done = demo(tmp_path, str(tmp_path / "größe"), PYTHONIOENCODING="ascii", LC_ALL="C")

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractFileSystem
 
+from mm_assets.accounting.survey import survey_shard
 from mm_assets.formats.pdf import shard as file_system
 from mm_assets.formats.pdf import shard as sample
 from mm_assets.formats.raw_shards import RawLocations
+from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets_tests.formats.pdf.pdf_files import Page, encrypted, jpeg, jpeg_picture, lines, pdf, text
 from mm_assets_tests.formats.pdf.reading import files_in, items, read
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -25,6 +28,16 @@ GOOD = pdf([Page(text("fine", 50, 700))])
 
 def _shards(locations: str) -> dict[str, str]:
     return {key: shard.version for key, shard in RawLocations(locations).shards().items()}
+
+
+def test_the_title_of_a_scan_is_no_text_that_was_not_taken(tmp_path: Path) -> None:
+    scan = Page(pictures=[jpeg_picture(jpeg(200, 30, 40), (50, 500, 120, 80))])
+    locations = files_in(tmp_path, {"a.pdf": pdf([scan], info="/Title (A scan) /Author (nobody)")})
+    (shard,) = RawLocations(locations).shards().values()
+    survey = survey_shard("docs", [shard.uri], "v", RawLayout(), "", max_member_bytes=1 << 20)
+    assert survey.samples["images"].to_pylist() == [1] and survey.samples["items"].to_pylist() == [2]
+    assert "title" in survey.columns.declared.names
+    assert survey.untaken == replace(survey, content=None).untaken == {}  # also in one by earlier code
 
 
 def test_each_folder_of_pdfs_is_a_shard(tmp_path: Path) -> None:
