@@ -160,9 +160,10 @@ def _failed_steps(entries: Iterable[dg.EventLogEntry]) -> list[str]:
         and not str(event.step_key).endswith(LANDED)
         and not _repeats_its_shards(event.step_failure_data)
     ]
-    # Without a step that failed, for example because a resource of Dagster cannot be configured.
-    of_run = [event.job_failure_data.error for event in events if event.is_job_failure]
-    return [*lines, *(f"the run failed: {_cause(error)}" for error in of_run if error is not None)]
+    if any(event.is_step_failure for event in events):
+        return lines
+    # For example because a resource of Dagster cannot be configured.
+    return [f"the run failed: {_cause(e.job_failure_data.error)}" for e in events if e.is_job_failure]
 
 
 def _repeats_its_shards(failure: Any) -> bool:
