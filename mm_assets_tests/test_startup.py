@@ -7,6 +7,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.definitions import build_definitions
+from mm_assets.graph.io_manager import ShardIOManager
+from mm_assets.graph.resources import resources_from_environment
 
 HEAVY = ("lance", "torch", "ray", "cv2", "pandas", "PIL")
 
@@ -34,6 +36,14 @@ def test_data_model_and_cli_load_no_dagster() -> None:
         "from mm_assets.interleaved import *; import mm_assets.cli.convert, mm_assets.graph.shard_work"
     )
     assert "dagster" not in _loaded_by(everything)
+
+
+def test_workers_load_no_dagster() -> None:
+    """By the function that they are given, or by what it calls: it would take each a second of CPU."""
+    resources = resources_from_environment().values()
+    jobs = {resource.run_job.__module__ for resource in resources if isinstance(resource, ShardIOManager)}
+    assert jobs == {"mm_assets.graph.shard_jobs"}
+    assert "dagster" not in _loaded_by("import mm_assets.graph.shard_jobs, mm_assets.graph.shard_work")
 
 
 def test_what_users_extend_loads_no_dagster() -> None:

@@ -38,7 +38,7 @@ from mm_assets.graph.planned_jobs import metadata_values, version_with_settings
 from mm_assets.graph.proof import ZERO_LOSS
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observe_changes
 from mm_assets.graph.resources import FilterThresholds, ImageValidation
-from mm_assets.graph.rows_io import RAW
+from mm_assets.graph.shard_jobs import RAW
 from mm_assets.model.errors import counted
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets.plugins import load_plugins, plugin_fault

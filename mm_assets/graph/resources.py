@@ -17,11 +17,16 @@ from mm_assets.filters.filter import Filter, FilterSetting
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.readable import MAX_PIXELS
 from mm_assets.filters.registry import chain_of, filters_of, measures_for, settings_of
+from mm_assets.graph.asset_io import (
+    IO_MANAGERS,
+    IngestIOManager,
+    QuarantineIOManager,
+    SampleScoresIOManager,
+    ScoresIOManager,
+)
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.proof import Prover
 from mm_assets.graph.raw import RawGate, RawShardIOManager, RawShards
-from mm_assets.graph.rows_io import IO_MANAGERS, IngestIOManager, QuarantineIOManager
-from mm_assets.graph.scores_io import SampleScoresIOManager, ScoresIOManager
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.files import absolute, lasting

@@ -1,6 +1,6 @@
 """Worker side of the graph: what is done to one shard in a process of the pool.
 
-* `convert_parquet`, and the ingest of `rows_io`: read, transform, check and write it.
+* `convert_shard`: read, transform, check and write it, as the jobs of `shard_jobs` ask.
 * `survey_raw_shard`: look through a raw shard before anything is made of it.
 * `prove_shard`: read what was published with the library of its users, and compare.
 

@@ -19,7 +19,7 @@ from mm_assets.graph.messages import (
     ShardSet,
     WrittenShard,
 )
-from mm_assets.graph.rows_io import rewrite_shard
+from mm_assets.graph.shard_jobs import rewrite_shard
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.samples import EXAMPLES, Example, StepResult, examples_of
 from mm_assets_tests.formats.datasets import batch_of, item, write

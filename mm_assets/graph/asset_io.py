@@ -1,4 +1,4 @@
-"""IO managers of the assets of rows, one for each format, and that of the quarantine.
+"""IO managers of the assets: of rows, one for each format, of the quarantine, and of scores.
 
 * `IngestIOManager`: raw shards that passed the integrity gate in, curated Parquet out.
 * `ParquetIOManager`: Parquet in, Parquet out.
@@ -6,8 +6,9 @@
 * `WebdatasetIOManager`: Parquet in, tars and the index files of all clients out.
 * `ArrowCacheIOManager`: Parquet in, memory-mapped Arrow files out.
 * `QuarantineIOManager`: the faulty items of each shard with their raw bytes, collected from the ledger.
-
-Above each stands the function that its workers run on a shard.
+* `ScoresIOManager`, `SampleScoresIOManager`: a small Parquet file per shard. What is measured is not measured
+  again: `with_known_scores` gives workers the scores that a shard has already, as far as they are of the same
+  rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,8 @@ from mm_assets.accounting.record import (
     BY_ASSET,
     CACHE,
     DERIVED_FOLDERS,
-    FILES,
     LANCE,
     LOST_IDS,
-    PUBLISHED,
     TARS,
     ShardRecord,
     index_folder,
@@ -36,81 +35,29 @@ from mm_assets.accounting.record import (
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile
-from mm_assets.formats.partitions import own_name, parse_bytes
-from mm_assets.formats.raw_shards import files_of, relative_root
+from mm_assets.formats.partitions import parse_bytes
 from mm_assets.graph.io_manager import RawInput, ShardIOManager
 from mm_assets.graph.messages import Check, Plan, ShardJob, ShardResult, digest
 from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
 from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, unreadable
+from mm_assets.graph.shard_jobs import (
+    CLOSED,
+    KNOWN,
+    MEMBERS,
+    cache_shard,
+    fragment_shard,
+    ingest_shard,
+    members_of,
+    pack_shard,
+    quarantine_shard,
+    rewrite_shard,
+    score_samples_of_shard,
+    score_shard,
+)
 from mm_assets.model.errors import counted
-from mm_assets.model.schema import schema_from_text, schema_to_text
+from mm_assets.model.schema import schema_to_text
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import is_remote, join, local_path
-
-_MOST_LOST_IDS = 1000  # in a record
-_MEMBERS = "members"  # in the account of a group: the names of its raw shards
-
-
-def ingest_shard(job: ShardJob) -> ShardResult:
-    """Read one raw shard and write it as Parquet.
-
-    What cannot be read is quarantined, unless the policy is ``error``.
-    """
-    from mm_assets.accounting.contract import Published
-    from mm_assets.accounting.survey_store import published_facts, published_to_text
-    from mm_assets.formats.parquet.reader_writer import InterleavedParquetWriter
-    from mm_assets.formats.raw_shards import RawReader
-    from mm_assets.graph.shard_work import convert_shard, reader_arguments
-    from mm_assets.model.errors import DUPLICATE_ID
-
-    options = job.options
-    policy = options["on_materialize_error"]
-    reader = RawReader(
-        (),
-        **options["layout"],
-        quarantine_errors=policy != "error",
-        taken_ids=options["taken_ids"],
-        schema_overrides={field.name: field for field in schema_from_text(options["columns"])},
-        relative_to=relative_root(options["raw_roots"]),
-        **reader_arguments(options),
-    )
-    writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
-    result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
-    if report is not None and (members := _members(job)):
-        result = replace(result, account={**result.account, _MEMBERS: members})
-    if report is not None:
-        taken = set(options["taken_ids"])
-        lost = {
-            loss.sample_id
-            for loss in report.losses
-            if loss.kind != DUPLICATE_ID and loss.modality == "metadata" and loss.sample_id is not None
-        }
-        # What another shard keeps has not been read this time: it is as it was.
-        if listed := sorted(lost.union(taken.intersection(options[LOST_IDS])))[:_MOST_LOST_IDS]:
-            result = replace(result, account={**result.account, LOST_IDS: listed})
-        survey = SurveyStore(job.root).read(job.key, job.shard.version)
-        if survey is not None:
-            absent = lost | taken
-            ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
-            published = Published(report.schema, survey.columns)
-            result = replace(
-                result,
-                account={**result.account, PUBLISHED: published_to_text(published)},
-                payload=published_facts(published, ids),
-            )
-    return result
-
-
-def rewrite_shard(job: ShardJob) -> ShardResult:
-    """Read one curated shard, apply the steps, write it as Parquet."""
-    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader, InterleavedParquetWriter
-    from mm_assets.graph.shard_work import convert_shard, reader_arguments
-
-    reader = InterleavedParquetReader((), **reader_arguments(job.options))
-    writer = InterleavedParquetWriter(
-        job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
-    )
-    return convert_shard(job, reader, writer, job.shard.version)[0]
 
 
 class _ParquetOutput(ShardIOManager):
@@ -269,8 +216,8 @@ def _refusal_to_empty(inspection: ShardInspection | str, before: ShardRecord | N
 
 def _refusal_to_shrink(job: ShardJob, before: ShardRecord | None) -> str | None:
     """Return why a group of raw shards may not be made without some that it was made from, or None."""
-    known = set(before.account.get(_MEMBERS, ())) if before is not None else set()
-    gone = sorted(known.difference(_members(job)))
+    known = set(before.account.get(MEMBERS, ())) if before is not None else set()
+    gone = sorted(known.difference(members_of(job)))
     if not gone:
         return None
     more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
@@ -280,34 +227,10 @@ def _refusal_to_shrink(job: ShardJob, before: ShardRecord | None) -> str | None:
     )
 
 
-def _members(job: ShardJob) -> list[str]:
-    """Return the names of the raw shards in a group; none if the partition is one raw shard."""
-    names = (own_name(job.key, file) for file in files_of(job.shard.uri))
-    return [name for name in names if name is not None]
-
-
 class ParquetIOManager(_ParquetOutput):
     """Writes Parquet from Parquet."""
 
     run_job = staticmethod(rewrite_shard)
-
-
-def fragment_shard(job: ShardJob) -> ShardResult:
-    """Write one filtered shard as fragments of the table; they are invisible before the commit.
-
-    The payload is the writer's report.
-    """
-    from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
-    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
-    from mm_assets.graph.shard_work import convert_shard, reader_arguments
-
-    reader = InterleavedParquetReader((), **reader_arguments(job.options))
-    writer = InterleavedLanceWriter(
-        job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
-    )
-    planned = schema_from_text(job.options["planned"])
-    result, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version)
-    return replace(result, payload=report)
 
 
 class LanceIOManager(ShardIOManager):
@@ -378,13 +301,6 @@ class LanceIOManager(ShardIOManager):
         return InterleavedLanceWriter(LANCE.place(self.root, ""))
 
 
-def pack_shard(job: ShardJob) -> ShardResult:
-    """Write one filtered shard as a tar into its folder."""
-    from mm_assets.graph.shard_work import convert_parquet
-
-    return convert_parquet(job, TARS.kind)
-
-
 class WebdatasetIOManager(ShardIOManager):
     """Writes a tar per shard; index files of the dataset are derived once per chunk."""
 
@@ -419,13 +335,6 @@ class WebdatasetIOManager(ShardIOManager):
         TarFolder(join(self.root, TARS.folder), index=index_folder(self.root, "tars")).finish()
 
 
-def cache_shard(job: ShardJob) -> ShardResult:
-    """Write one filtered shard as a cache into its folder."""
-    from mm_assets.graph.shard_work import convert_parquet
-
-    return convert_parquet(job, CACHE.kind)
-
-
 class ArrowCacheIOManager(ShardIOManager):
     """Writes a cache per shard, each in a folder of its own."""
 
@@ -448,59 +357,6 @@ class ArrowCacheIOManager(ShardIOManager):
             sweep_folders(folder)
         for job in planned.values():
             sweep_cache(Path(local_path(job.job.dest)))
-
-
-# Side input: the raw shards, whose bytes the records hold.
-RAW = "raw"
-# Metadata: number of records that the run closed.
-_CLOSED = "closed"
-
-
-def quarantine_shard(job: ShardJob) -> ShardResult:
-    """Write the open quarantine records of one shard.
-
-    Records of items that are not faulty any more are closed. Without open records the file is removed.
-    """
-    from collections import Counter
-
-    from mm_assets.accounting.quarantine import names_of, publish_quarantine, quarantine_table, record_names
-    from mm_assets.accounting.record import digest_files
-    from mm_assets.formats.raw_shards import files_of
-    from mm_assets.model.digest import ContentDigest
-
-    previous = record_names(job.dest)
-    losses = Ledger(job.root).items(job.options["source_asset"], job.key)
-    records = quarantine_table(losses, files_of(job.side_inputs[RAW].uri), job.options["raw_roots"])
-    nbytes = publish_quarantine(job.dest, records)
-    content = ContentDigest()
-    content.observe(
-        records.drop_columns(["raw"])
-    )  # locators and version of the raw shard determine the bytes
-    kinds = dict(Counter(records.column("kind").to_pylist()))
-    first = (
-        records.select(["sample_id", "position", "kind", "message", "source_uri", "byte_offset"])
-        .slice(0, 20)
-        .to_pylist()
-    )
-    metadata = {
-        "dagster/partition_row_count": len(records),
-        "records": len(records),
-        _CLOSED: len(previous - names_of(records)),
-        "kinds": {"json": kinds},
-        "first": {"json": first},
-        "bytes": nbytes,
-    }
-    uri = job.dest if len(records) else ""
-    account = {FILES: digest_files(job.root, [job.dest])}
-    return ShardResult(
-        job.key,
-        ok=True,
-        uri=uri,
-        version=content.hexdigest(),
-        metadata=metadata,
-        checks=tuple(check.outcome(records) for check in job.checks),
-        account=account,
-    )
 
 
 class QuarantineIOManager(RawInput):
@@ -536,7 +392,58 @@ class QuarantineIOManager(RawInput):
 
     def unchanged_record(self, record: ShardRecord) -> ShardRecord:
         """Return the record with a count of 0 closed records: an earlier run closed them."""
-        return replace(record, metadata={**record.metadata, _CLOSED: 0})
+        return replace(record, metadata={**record.metadata, CLOSED: 0})
+
+
+def with_known_scores(root: str, jobs: Sequence[ShardJob | ShardResult]) -> Sequence[ShardJob | ShardResult]:
+    """Return the jobs with what is known of the scores that they replace.
+
+    It is no part of the fingerprint: it says what need not be done, not what comes out.
+    """
+    found: dict[str, str] = {}
+    pending = [job for job in jobs if isinstance(job, ShardJob)]
+    if pending:
+        records = Ledger(root).records(pending[0].asset, [job.key for job in pending])
+        versions = {job.key: job.shard.version for job in pending}
+        found = {
+            key: record.version
+            for key, record in records.items()
+            if versions[key] in record.account.get("inputs", {}).values()
+        }
+    return [
+        replace(job, options={**job.options, KNOWN: found[job.key]})
+        if isinstance(job, ShardJob) and job.key in found
+        else job
+        for job in jobs
+    ]
+
+
+class ScoresIOManager(ShardIOManager):
+    """Writes the measurements of each shard's images."""
+
+    folder: str = Field(
+        default=DERIVED_FOLDERS["image_scores"],
+        description="Folder of the score files below the storage root.",
+    )
+
+    run_job = staticmethod(score_shard)
+
+    def locate(self, asset: str, key: str) -> str:
+        return join(self.root, self.folder, f"{partition_filename(key)}.parquet")
+
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
+        return with_known_scores(self.root, super().prepare_chunk(jobs))
+
+
+class SampleScoresIOManager(ScoresIOManager):
+    """Writes the measurements of each shard's samples."""
+
+    folder: str = Field(
+        default=DERIVED_FOLDERS["sample_scores"],
+        description="Folder of the score files below the storage root.",
+    )
+
+    run_job = staticmethod(score_samples_of_shard)
 
 
 IO_MANAGERS: Mapping[str, type[Any]] = {

@@ -1,0 +1,312 @@
+"""What workers do to one shard, for each kind of output. Nothing here, or behind it, imports Dagster.
+
+An IO manager names its function (``run_job``). The parent only passes it on, so what a function needs is
+imported when it runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.record import CACHE, FILES, LOST_IDS, PUBLISHED, TARS, digest_files
+from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.formats.partitions import own_name
+from mm_assets.formats.raw_shards import files_of, relative_root
+from mm_assets.graph.messages import Check, ShardJob, ShardResult, blocked_by
+from mm_assets.model.schema import schema_from_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mm_assets.filters.scores import StoredScores
+
+MEMBERS = "members"  # in the account of a group: the names of its raw shards
+KNOWN = "known_scores"  # option of a job: the data version of the scores of the same rows that are there
+RAW = "raw"  # side input: the raw shards, whose bytes the quarantine holds
+CLOSED = "closed"  # metadata: number of records that the run closed
+_MOST_LOST_IDS = 1000  # in a record
+
+K = TypeVar("K", bound="StoredScores[Any, Any, Any]")
+
+
+def ingest_shard(job: ShardJob) -> ShardResult:
+    """Read one raw shard and write it as Parquet.
+
+    What cannot be read is quarantined, unless the policy is ``error``.
+    """
+    from mm_assets.accounting.contract import Published
+    from mm_assets.accounting.survey_store import published_facts, published_to_text
+    from mm_assets.formats.parquet.reader_writer import InterleavedParquetWriter
+    from mm_assets.formats.raw_shards import RawReader
+    from mm_assets.graph.shard_work import convert_shard, reader_arguments
+    from mm_assets.model.errors import DUPLICATE_ID
+
+    options = job.options
+    policy = options["on_materialize_error"]
+    reader = RawReader(
+        (),
+        **options["layout"],
+        quarantine_errors=policy != "error",
+        taken_ids=options["taken_ids"],
+        schema_overrides={field.name: field for field in schema_from_text(options["columns"])},
+        relative_to=relative_root(options["raw_roots"]),
+        **reader_arguments(options),
+    )
+    writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
+    result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
+    if report is not None and (members := members_of(job)):
+        result = replace(result, account={**result.account, MEMBERS: members})
+    if report is not None:
+        taken = set(options["taken_ids"])
+        lost = {
+            loss.sample_id
+            for loss in report.losses
+            if loss.kind != DUPLICATE_ID and loss.modality == "metadata" and loss.sample_id is not None
+        }
+        # What another shard keeps has not been read this time: it is as it was.
+        if listed := sorted(lost.union(taken.intersection(options[LOST_IDS])))[:_MOST_LOST_IDS]:
+            result = replace(result, account={**result.account, LOST_IDS: listed})
+        survey = SurveyStore(job.root).read(job.key, job.shard.version)
+        if survey is not None:
+            absent = lost | taken
+            ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
+            published = Published(report.schema, survey.columns)
+            result = replace(
+                result,
+                account={**result.account, PUBLISHED: published_to_text(published)},
+                payload=published_facts(published, ids),
+            )
+    return result
+
+
+def members_of(job: ShardJob) -> list[str]:
+    """Return the names of the raw shards in a group; none if the partition is one raw shard."""
+    names = (own_name(job.key, file) for file in files_of(job.shard.uri))
+    return [name for name in names if name is not None]
+
+
+def rewrite_shard(job: ShardJob) -> ShardResult:
+    """Read one curated shard, apply the steps, write it as Parquet."""
+    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader, InterleavedParquetWriter
+    from mm_assets.graph.shard_work import convert_shard, reader_arguments
+
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    writer = InterleavedParquetWriter(
+        job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
+    )
+    return convert_shard(job, reader, writer, job.shard.version)[0]
+
+
+def fragment_shard(job: ShardJob) -> ShardResult:
+    """Write one filtered shard as fragments of the table; they are invisible before the commit.
+
+    The payload is the writer's report.
+    """
+    from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
+    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
+    from mm_assets.graph.shard_work import convert_shard, reader_arguments
+
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    writer = InterleavedLanceWriter(
+        job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
+    )
+    planned = schema_from_text(job.options["planned"])
+    result, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version)
+    return replace(result, payload=report)
+
+
+def pack_shard(job: ShardJob) -> ShardResult:
+    """Write one filtered shard as a tar into its folder."""
+    from mm_assets.graph.shard_work import convert_parquet
+
+    return convert_parquet(job, TARS.kind)
+
+
+def cache_shard(job: ShardJob) -> ShardResult:
+    """Write one filtered shard as a cache into its folder."""
+    from mm_assets.graph.shard_work import convert_parquet
+
+    return convert_parquet(job, CACHE.kind)
+
+
+def quarantine_shard(job: ShardJob) -> ShardResult:
+    """Write the open quarantine records of one shard.
+
+    Records of items that are not faulty any more are closed. Without open records the file is removed.
+    """
+    from mm_assets.accounting.quarantine import names_of, publish_quarantine, quarantine_table, record_names
+    from mm_assets.model.digest import ContentDigest
+
+    previous = record_names(job.dest)
+    losses = Ledger(job.root).items(job.options["source_asset"], job.key)
+    records = quarantine_table(losses, files_of(job.side_inputs[RAW].uri), job.options["raw_roots"])
+    nbytes = publish_quarantine(job.dest, records)
+    content = ContentDigest()
+    content.observe(
+        records.drop_columns(["raw"])
+    )  # locators and version of the raw shard determine the bytes
+    kinds = dict(Counter(records.column("kind").to_pylist()))
+    first = (
+        records.select(["sample_id", "position", "kind", "message", "source_uri", "byte_offset"])
+        .slice(0, 20)
+        .to_pylist()
+    )
+    metadata = {
+        "dagster/partition_row_count": len(records),
+        "records": len(records),
+        CLOSED: len(previous - names_of(records)),
+        "kinds": {"json": kinds},
+        "first": {"json": first},
+        "bytes": nbytes,
+    }
+    uri = job.dest if len(records) else ""
+    account = {FILES: digest_files(job.root, [job.dest])}
+    return ShardResult(
+        job.key,
+        ok=True,
+        uri=uri,
+        version=content.hexdigest(),
+        metadata=metadata,
+        checks=tuple(check.outcome(records) for check in job.checks),
+        account=account,
+    )
+
+
+def score_shard(job: ShardJob) -> ShardResult:
+    """Measure the images of one curated shard: their headers, and what the steps of the job (measures) say.
+
+    What an earlier version of the file has of the same images is taken over.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from mm_assets.accounting.ledger import Balance, account_table
+    from mm_assets.filters.measure import digest_of_scores
+    from mm_assets.filters.readable import COLUMNS, DimensionTally
+    from mm_assets.filters.scores import ImageScores, score_table
+    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
+    from mm_assets.formats.partitions import Partition
+    from mm_assets.graph.checks import ScoredShard
+    from mm_assets.graph.shard_work import reader_arguments
+
+    known = _known_scores(job, ImageScores)
+    missing = list(job.steps) if known is None else known.missing(job.steps)
+    columns = [*COLUMNS, "materialize_error"]
+    if known is None or missing:
+        columns.append("binary_content")
+    if any(measure.needs_texts for measure in missing):
+        columns.append("text_content")
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    _, tables = reader.project(Partition(job.key, (job.shard.uri,)), columns)
+    dimensions = DimensionTally()
+    parts = [ImageScores.schema(job.steps, known).empty_table()]
+    images = 0
+    for table in tables:
+        images += pc.sum(pc.equal(table.column("modality"), "image")).as_py() or 0
+        parts.append(score_table(table, job.steps, known))
+        dimensions.observe(table, ImageScores(parts[-1]))
+    scores = pa.concat_tables(parts)
+    balance = Balance(images, len(scores), {}, {})
+    errors = len(scores) - scores.column("error").null_count
+    checks = tuple(check.outcome(ScoredShard(dimensions, balance)) for check in job.checks)
+    if (reason := blocked_by(checks, job.blocking)) is not None:
+        return ShardResult(job.key, ok=False, checks=checks, error=reason)
+    metadata = {
+        "dagster/partition_row_count": len(scores),
+        "images": len(scores),
+        "measured": ", ".join(measure.name for measure in missing) or "headers",
+        "formats": {
+            "json": {
+                e["values"] or "unreadable": e["counts"]
+                for e in pc.value_counts(scores.column("format")).to_pylist()
+            }
+        },
+        "unreadable": errors,
+    }
+    rows = account_table(job.asset, job.key, balance)
+    return _published_scores(job, scores, digest_of_scores(scores), metadata, checks, rows)
+
+
+def score_samples_of_shard(job: ShardJob) -> ShardResult:
+    """Measure the samples of one curated shard: their counts, and what the steps of the job (measures) say.
+
+    What an earlier version of the file has of the same samples is taken over. No image is read.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from mm_assets.filters.measure import digest_of_scores
+    from mm_assets.filters.scores import COLUMNS, SampleScores, score_samples
+    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
+    from mm_assets.formats.partitions import Partition
+    from mm_assets.graph.shard_work import reader_arguments
+
+    known = _known_scores(job, SampleScores)
+    missing = list(job.steps) if known is None else known.missing(job.steps)
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    _, tables = reader.project(Partition(job.key, (job.shard.uri,)), COLUMNS)
+    parts = [SampleScores.schema(job.steps, known).empty_table()]
+    parts += [score_samples(table, job.steps, known) for table in tables]
+    scores = pa.concat_tables(parts)
+    metadata = {
+        "dagster/partition_row_count": len(scores),
+        "samples": len(scores),
+        "words": pc.sum(scores.column("words")).as_py() or 0,
+        "measured": ", ".join(measure.name for measure in missing) or "counts",
+    }
+    return _published_scores(job, scores, digest_of_scores(scores), metadata)
+
+
+def _known_scores(job: ShardJob, kind: type[K]) -> K | None:
+    """Return the scores of the same rows that are there; None where there are none, or others."""
+    from mm_assets.model.errors import warn_user
+
+    if KNOWN not in job.options:
+        return None
+    try:
+        return kind.read(job.dest, job.options[KNOWN])
+    except FileNotFoundError:
+        return None
+    except UnreadableFile as error:
+        warn_user(f"{error}: everything is measured again")
+        return None
+
+
+def _published_scores(
+    job: ShardJob,
+    scores: pa.Table,
+    version: str,
+    metadata: Mapping[str, Any],
+    checks: tuple[Check, ...] = (),
+    rows: pa.Table | None = None,
+) -> ShardResult:
+    """Publish the scores of a shard and return the result of its job.
+
+    Args:
+        version: digest of the scores.
+        metadata: what is reported beside bytes and columns.
+        rows: rows of the account.
+    """
+    from mm_assets.formats.parquet.files import publish_table
+    from mm_assets.graph.shard_work import column_schema
+
+    nbytes = publish_table(job.dest, scores)
+    return ShardResult(
+        job.key,
+        ok=True,
+        uri=job.dest,
+        version=version,
+        metadata={
+            **metadata,
+            "bytes": nbytes,
+            "dagster/column_schema": {"table_schema": column_schema(scores.schema)},
+        },
+        checks=checks,
+        account={FILES: digest_files(job.root, [job.dest])},
+        rows=rows,
+    )
