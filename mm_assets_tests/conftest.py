@@ -1,5 +1,6 @@
 """Settings of all tests, and the option ``--fast``."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,12 @@ def postgres() -> Iterator[PostgresServer]:
 
 def pytest_configure() -> None:
     use_memory()
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look at all modules and tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish() -> None:

@@ -5,12 +5,13 @@ like.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from benchmarks import photographs
 from benchmarks.documents import LAYOUTS, Layout
 from benchmarks.shards import Shape, make_shards
 from mm_assets.interleaved import InterleavedWebdatasetReader
@@ -19,6 +20,14 @@ from mm_assets_tests.formats.raw_tars import tar_members
 
 def shape(layout: Layout) -> Shape:
     return Shape(layout, shards=2, samples=3, sample_bytes=60_000, images=(2, 4))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_textures() -> Iterator[None]:
+    """To make those of 3072 pixels takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(photographs, "SIDE", 768)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import unicodedata
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_assets_tests.cli.commands import run, run_process
+from mm_assets_tests.cli.commands import run
 from mm_assets_tests.formats.parquet_of_others import PICTURES, documents, image, interleaved
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -352,8 +353,8 @@ def test_formats_that_are_no_names(tmp_path: Path, typed: str, nearest: str | No
 
 def plan(folder: Path, **settings: str) -> str:
     """What ``run --dry-run`` prints to stderr."""
-    settings = {"MM_STORAGE": str(folder / "storage"), **settings}
-    return run_process("run", "--dry-run", env=settings, cwd=folder).stderr
+    with chdir(folder):
+        return run("run", "--dry-run", **{"MM_STORAGE": str(folder / "storage"), **settings}).stderr
 
 
 def test_advice_on_raw_shards(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def test_round_trip_through_every_format(raw: Path, tmp_path: Path) -> None:
     source = raw
     for kind, name in steps:
         options = ("--per-text-fields", "lang") if source == raw else ()
-        out = fine(run_process("convert", source, tmp_path / name, "--to", kind, *options))
+        command = run_process if source == raw else run
+        out = fine(command("convert", source, tmp_path / name, "--to", kind, *options))
         assert "2 partitions, 4 samples, 5 images, 3 texts" in out
         source = tmp_path / name
     # As one partition: a Lance table has one schema, so what comes from it has the columns of all shards.
@@ -297,7 +298,7 @@ def test_locators_are_followed_within_the_input_only(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "outside the configured roots" in done.stderr
     command = ("convert", tmp_path / "abs", tmp_path / "out", "--to", "webdataset")
-    fine(run_process(*command, env={"MM_RAW_SHARDS": str(shard)}))
+    ok(*command, MM_RAW_SHARDS=str(shard))
     assert read("webdataset", tmp_path / "out")["binary_content"].to_pylist() == [PNG]
 
 

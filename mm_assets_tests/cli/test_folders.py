@@ -80,7 +80,8 @@ def test_explain_of_a_sample_whose_shard_has_not_landed(tmp_path: Path) -> None:
         "MM_RAW_SHARDS": str(tmp_path / "raw"),
         "MM_STORAGE": str(tmp_path / "storage"),
         "MM_WORKERS": "1",
+        "DAGSTER_HOME": str(tmp_path / "home"),
     }
-    assert run_process(module="mm_assets.demo", env=settings, cwd=tmp_path).returncode == 1
+    assert run("run", **settings).returncode == 1
     line = only_line(run("explain", "d", "--storage", tmp_path / "storage"))
     assert line.startswith(f"{tmp_path}/storage: sample 'd' is in raw shard 'a': no output of it has landed")
