@@ -45,6 +45,7 @@ def ingest_shard(job: ShardJob) -> ShardResult:
     from mm_assets.formats.raw_shards import RawReader
     from mm_assets.graph.shard_work import convert_shard, reader_arguments
     from mm_assets.model.errors import DUPLICATE_ID
+    from mm_assets.view.preview_scores import ShardPictures
 
     options = job.options
     policy = options["on_materialize_error"]
@@ -58,7 +59,7 @@ def ingest_shard(job: ShardJob) -> ShardResult:
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
-    result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
+    result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"], observer=ShardPictures)
     if report is not None and (members := members_of(job)):
         result = replace(result, account={**result.account, MEMBERS: members})
     if report is not None:
@@ -94,12 +95,15 @@ def rewrite_shard(job: ShardJob) -> ShardResult:
     """Read one curated shard, apply the steps, write it as Parquet."""
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader, InterleavedParquetWriter
     from mm_assets.graph.shard_work import convert_shard, reader_arguments
+    from mm_assets.view.preview_scores import ShardPictures
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
     writer = InterleavedParquetWriter(
         job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
     )
-    return convert_shard(job, reader, writer, job.shard.version)[0]
+    # An asset that takes over all rows of its source shows what it shows.
+    observer = ShardPictures if job.steps else None
+    return convert_shard(job, reader, writer, job.shard.version, observer=observer)[0]
 
 
 def fragment_shard(job: ShardJob) -> ShardResult:

@@ -9,10 +9,10 @@ Nothing here calls Dagster: a worker has no instance, and logs no event. It retu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -25,9 +25,7 @@ from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof
 from mm_assets.accounting.survey import ShardSurvey, layout_digest, survey_shard
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.filters.chain import FilterChain
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
-from mm_assets.formats.images.pixels import ThumbnailStrip
 from mm_assets.formats.names import format_of
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
@@ -42,19 +40,26 @@ from mm_assets.graph.messages import Check, CheckStep, ShardJob, ShardResult, Wr
 from mm_assets.model.errors import ShardError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import Loss, MaterializeError
-from mm_assets.model.samples import ROWS_CHANGED
+from mm_assets.model.samples import ROWS_CHANGED, Step
 from mm_assets.model.schema import SchemaMismatch, schema_from_text, schema_to_text
 from mm_assets.storage.errors import error_line, is_store_failure
 from mm_assets.storage.files import NoRegularFile, size_of
-from mm_assets.view.html import image
-from mm_assets.view.preview_scores import FilterObserver
 
 # Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
 # number.
 LOSS_SHARE = "loss_share"
 LOSS_SHARE_OF = "loss_share_of"
-# Metadata of a shard: some of its images, and some of those that its filters dropped.
-PREVIEW, PREVIEW_DROPPED = "preview", "preview_dropped"
+
+
+class Observer(Protocol):
+    """What watches a shard on its way, for those who look at it later."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps that it watches, and its own."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what it has seen, once the shard is made."""
 
 
 class _Withheld(Exception):
@@ -67,6 +72,7 @@ def convert_shard(
     writer: InterleavedWriter,
     in_digest: str | None = None,
     max_loss: float | None = None,
+    observer: Callable[[tuple[Step, ...]], Observer] | None = None,
 ) -> tuple[ShardResult, PartitionReport | None]:
     """Take one shard through its steps into a writer.
 
@@ -75,19 +81,18 @@ def convert_shard(
             add up to it.
         max_loss: share of members and items (0..1) that may be lost; a shard that loses more is not
             published.
+        observer: of the shard's steps.
 
     Returns:
         The result, and the writer's report (None for a shard that failed).
     """
     side_inputs = {name: (shard.uri, shard.version) for name, shard in job.side_inputs.items()}
     steps = tuple(step.bind(side_inputs) if hasattr(step, "bind") else step for step in job.steps)
-    observers = {step: FilterObserver(step) for step in steps if isinstance(step, FilterChain)}
-    steps = tuple(observers[step].observed() if step in observers else step for step in steps)
+    watching = None if observer is None else observer(steps)
     partition = Partition(job.key, files_of(job.shard.uri))
-    shown, dropped = ThumbnailStrip(), ThumbnailStrip()
-    steps = tuple(dropped.of_removed(step) for step in steps)
     check_steps = (CheckStep(check) for check in job.checks if check.step is not None)
-    conversion = Conversion(reader, partition, writer, (*steps, *check_steps, shown))
+    steps = steps if watching is None else watching.steps
+    conversion = Conversion(reader, partition, writer, (*steps, *check_steps))
     checks: list[Check] = []
 
     def check(report: PartitionReport) -> None:
@@ -119,13 +124,8 @@ def convert_shard(
     if max_loss is not None:
         loss = LossShare.of_report(report)
         metadata |= {LOSS_SHARE: loss.share, LOSS_SHARE_OF: max(loss.total, 1)}
-    # Assets that take over all rows of their source show what it shows.
-    if job.steps or max_loss is not None:
-        for name, strip in ((PREVIEW, shown), (PREVIEW_DROPPED, dropped)):
-            if picture := strip.webp():
-                metadata[name] = {"md": image(picture, "image/webp")}
-    for observer in observers.values():
-        metadata |= {name: {"md": picture} for name, picture in observer.pictures().items()}
+    if watching is not None:
+        metadata |= watching.metadata()
     return (
         ShardResult(
             job.key,

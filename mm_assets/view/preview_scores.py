@@ -47,6 +47,7 @@ from mm_assets.formats.images.pixels import ThumbnailStrip, thumbnail
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, open_parquet, read_small_table
 from mm_assets.model.errors import ShardError
+from mm_assets.model.samples import Step
 from mm_assets.storage.files import join
 from mm_assets.storage.listing import names_in
 from mm_assets.view.html import image
@@ -408,6 +409,24 @@ def _is_number(kind: pa.DataType) -> bool:
 
 _MOST_FILTERS: Final = 2  # of which there are images: more do not fit into a strip
 _LARGEST: Final = 1 << 20  # bytes of an image; each of four is kept until the shard is done
+
+
+class ShardPictures:
+    """Observer of a shard: the first images that stay, that its steps take out, and of a `FilterObserver`."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._shown, self._dropped = ThumbnailStrip(), ThumbnailStrip()
+        self._chains = {step: FilterObserver(step) for step in steps if isinstance(step, FilterChain)}
+        observed = (self._chains[step].observed() if step in self._chains else step for step in steps)
+        self.steps: tuple[Step, ...] = (*map(self._dropped.of_removed, observed), self._shown)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the pictures as Markdown for an event."""
+        strips = {"preview": self._shown.webp(), "preview_dropped": self._dropped.webp()}
+        found = {name: image(strip, "image/webp") for name, strip in strips.items() if strip}
+        for chain in self._chains.values():
+            found |= chain.pictures()
+        return {name: {"md": picture} for name, picture in found.items()}
 
 
 class FilterObserver:
