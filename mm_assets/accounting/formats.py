@@ -43,7 +43,7 @@ from mm_assets.accounting.canonical.tar import (
 )
 from mm_assets.accounting.lookup import in_lance, in_parquet, in_tar
 from mm_assets.accounting.survey import is_same_type
-from mm_assets.formats.names import DOCUMENT_OPTIONS
+from mm_assets.formats.names import DOCUMENT_OPTIONS, format_of
 from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
 from mm_assets.model.schema import unify_schemas
 from mm_assets.storage.files import StorageOptions, filesystem, join, size_of
@@ -220,3 +220,12 @@ ACCOUNTED: Mapping[str, AccountedFormat] = {
     "arrow_cache": ACCOUNTED_ARROW_CACHE,
     "jsonl": ACCOUNTED_JSONL,
 }
+
+
+def accounted_format(kind: str) -> AccountedFormat:
+    """Return the accounting record of a format.
+
+    Raises:
+        ValueError: for an unknown format.
+    """
+    return ACCOUNTED[format_of(kind).name]

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.canonical.account import Rows, SampleQuery, accounted_format
+from mm_assets.accounting.canonical.account import Rows
 from mm_assets.accounting.contract import Published
 from mm_assets.accounting.ledger import ITEMS_SCHEMA
 from mm_assets.accounting.record import ShardRecord
@@ -107,16 +107,6 @@ def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> R
         return _projected(
             InterleavedWebdatasetReader(tar, materialize=False, storage_options=options), tar, sample_id
         )
-
-
-def find_sample(kind: str, query: SampleQuery) -> Mapping[str | None, Rows]:
-    """Return rows of a sample in an output of a format, by partition."""
-    find = accounted_format(kind).find_sample
-    if find is not None:
-        return find(query)
-    return {
-        name: in_output(kind, query.uri_of(name), query.sample_id, query.options) for name in query.partitions
-    }
 
 
 def in_output(kind: str, uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
-from mm_assets.accounting.canonical.account import accounted_format
+from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.proof import Evidence, ProofStore
 from mm_assets.accounting.record import (
     BY_ASSET,

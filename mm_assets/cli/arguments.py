@@ -365,7 +365,7 @@ def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: st
     Raises:
         ValueError: naming the flag.
     """
-    from mm_assets.accounting.canonical.account import accounted_format
+    from mm_assets.accounting.formats import accounted_format
 
     given = [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]
     if not given:
@@ -387,7 +387,7 @@ def is_ours(kind: str, source: str) -> bool:
 
     Always False for formats in which others write no documents.
     """
-    from mm_assets.accounting.canonical.account import accounted_format
+    from mm_assets.accounting.formats import accounted_format
     from mm_assets.storage.files import is_remote, regular_file
 
     if not format_of(kind).raw_options:

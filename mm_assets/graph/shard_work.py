@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
-from mm_assets.accounting.canonical.account import OutputProblems, accounted_format
+from mm_assets.accounting.canonical.account import OutputProblems
 from mm_assets.accounting.comparison import compare
+from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.ledger import Balance, account_table
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.accounts import Ledger, losses_digest
-from mm_assets.accounting.canonical.account import accounted_format
 from mm_assets.accounting.canonical.derive import CanonicalSource, retyped
+from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.ledger import ITEMS_SCHEMA
 from mm_assets.accounting.record import (
     BY_ASSET,

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets import __version__
-from mm_assets.accounting.canonical.account import accounted_format
+from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.record import BY_ASSET, LANCE, OUTPUTS, ShardRecord
 from mm_assets.formats.arrow_cache.files import digest_of
 from mm_assets.formats.parquet.files import UNREADABLE

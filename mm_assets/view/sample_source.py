@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.canonical.account import accounted_format
+from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.history import ItemHistory, ShardHistory, history_of, origin_of
 from mm_assets.accounting.ledger import locator_columns
 from mm_assets.accounting.lookup import in_lance, sample_tar

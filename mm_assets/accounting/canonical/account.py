@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -104,16 +103,6 @@ class AccountedFormat:
     table: TableAccount | None = None
     files: Callable[[str, StorageOptions | None], Sequence[str]] = lambda uri, _: (uri,)
     folder_files: Sequence[str] = ()
-
-
-def accounted_format(kind: str) -> AccountedFormat:
-    """Return the accounting record of a format, its row in `mm_assets.accounting.formats`.
-
-    Raises:
-        ValueError: for an unknown format.
-    """
-    table: Mapping[str, AccountedFormat] = import_module("mm_assets.accounting.formats").ACCOUNTED
-    return table[format_of(kind).name]
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from mm_assets.accounting.canonical.account import (
     BLOB_FIELD,
+    AccountedFormat,
     CanonicalLocation,
     Derived,
     RowPart,
-    accounted_format,
 )
 from mm_assets.formats.names import format_of
 from mm_assets.formats.partitions import partition_name, root_of_locations
@@ -130,6 +130,13 @@ def _unpacked(column: pa.ChunkedArray, target: pa.Field) -> pa.ChunkedArray:
         ) from error
 
 
+def _accounted(kind: str) -> AccountedFormat:
+    # The table knows the readers of this package, and what else accounts for a format.
+    from mm_assets.accounting.formats import accounted_format
+
+    return accounted_format(kind)
+
+
 @dataclass(frozen=True)
 class CanonicalSource(CanonicalLocation):
     """Rows at a location, read by the canonical reader of its format."""
@@ -140,7 +147,7 @@ class CanonicalSource(CanonicalLocation):
         Not so in a Lance table, where the rows of other partitions have a say in it, nor in a raw tar, whose
         types are inferred from its values.
         """
-        return accounted_format(self.kind).states_types(self)
+        return _accounted(self.kind).states_types(self)
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows in the types they were written in, some megabytes at a time.
@@ -161,7 +168,7 @@ class CanonicalSource(CanonicalLocation):
         """
         if not self.uri:
             return
-        for part in accounted_format(self.kind).parts(self):
+        for part in _accounted(self.kind).parts(self):
             yield normalized(part, self.uri)
 
 
@@ -187,7 +194,7 @@ def derive(
         SchemaMismatch: a column does not fit ``schema``. Others as `CanonicalSource.tables`.
     """
     _keep_freed_memory()
-    digest = accounted_format(kind).digest
+    digest = _accounted(kind).digest
     if digest is not None and uri and schema is None and (found := digest(uri, options)) is not None:
         return found
     tally = DigestTally()
