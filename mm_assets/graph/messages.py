@@ -29,6 +29,11 @@ from mm_assets.formats.reports import PartitionReport
 from mm_assets.model.samples import Example, InterleavedBatch, StepResult
 from mm_assets.storage.errors import error_line
 
+# Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
+# number.
+LOSS_SHARE = "loss_share"
+LOSS_SHARE_OF = "loss_share_of"
+
 
 @dataclass(frozen=True)
 class Shard:

@@ -37,7 +37,16 @@ from mm_assets.formats.tar.index import TarDamage
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.graph.checks import MATERIALIZATION_ERRORS
-from mm_assets.graph.messages import Check, CheckStep, ShardJob, ShardResult, WrittenShard, blocked_by
+from mm_assets.graph.messages import (
+    LOSS_SHARE,
+    LOSS_SHARE_OF,
+    Check,
+    CheckStep,
+    ShardJob,
+    ShardResult,
+    WrittenShard,
+    blocked_by,
+)
 from mm_assets.model.errors import ShardError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import Loss, MaterializeError
@@ -45,11 +54,6 @@ from mm_assets.model.samples import ROWS_CHANGED, Step
 from mm_assets.model.schema import SchemaMismatch, schema_from_text, schema_to_text
 from mm_assets.storage.errors import error_line, is_store_failure
 from mm_assets.storage.files import NoRegularFile, size_of
-
-# Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
-# number.
-LOSS_SHARE = "loss_share"
-LOSS_SHARE_OF = "loss_share_of"
 
 
 class Observer(Protocol):

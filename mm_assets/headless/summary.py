@@ -21,10 +21,10 @@ from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left
 from mm_assets.graph.checks import EMPTY
 from mm_assets.graph.dagster_internals import URI, failing_shards
 from mm_assets.graph.io_manager import LANDED
+from mm_assets.graph.messages import LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.graph.planned_jobs import materialization, parse_failure, recorded_result
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
 from mm_assets.graph.raw import COLUMNS, CONTENT_TAKEN, GATE_CHECKS, RAW_SHARDS
-from mm_assets.graph.shard_work import LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.model.errors import counted
 from mm_assets.storage.errors import error_line
 

@@ -21,7 +21,7 @@ from mm_assets.automation.alerts.shards import View
 from mm_assets.graph import instance_queries
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.io_manager import LANDED
-from mm_assets.graph.shard_work import LOSS_SHARE, LOSS_SHARE_OF
+from mm_assets.graph.messages import LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.model.errors import counted
 
 _NO_RUN = ""  # the run of evaluations that were reported without one
