@@ -1,14 +1,18 @@
 """Starting up is cheap: what is heavy is imported where it is used."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from mm_assets.definitions import build_definitions
+from mm_assets.demo import make_shards
 from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.resources import resources_from_environment
+from mm_assets.pool import WORKER_ENVIRONMENT
 
 HEAVY = ("lance", "torch", "ray", "cv2", "pandas", "PIL")
 
@@ -44,6 +48,19 @@ def test_workers_load_no_dagster() -> None:
     jobs = {resource.run_job.__module__ for resource in resources if isinstance(resource, ShardIOManager)}
     assert jobs == {"mm_assets.graph.shard_jobs"}
     assert "dagster" not in _loaded_by("import mm_assets.graph.shard_jobs, mm_assets.graph.shard_work")
+
+
+def test_a_command_forks_its_workers(tmp_path: Path) -> None:
+    """No library has started a thread before: a spawned worker would import everything again."""
+    assert _loaded_by("import mm_assets.cli").isdisjoint({"numpy", "pyarrow", "dagster"})
+    (shard,) = make_shards(tmp_path / "raw", members=1, pdf=0, samples=1)
+    command = [sys.executable, "-X", "importtime", "-m", "mm_assets.cli", "convert", shard]
+    environment = {name: text for name, text in os.environ.items() if name not in WORKER_ENVIRONMENT}
+    done = subprocess.run(
+        [*command, tmp_path / "out", "--to", "parquet"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0
+    assert [line.split()[-1] for line in done.stderr.splitlines()].count("pyarrow.lib") == 1
 
 
 def test_what_users_extend_loads_no_dagster() -> None:

@@ -27,8 +27,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from mm_assets.model.errors import MissingExtra, MmAssetsError, explained, warn_user
+from mm_assets.pool import WORKER_ENVIRONMENT
 from mm_assets.pool.worker_process import (
-    WORKER_ENVIRONMENT,
     WorkerFailure,
     answer_of,
     failure_of,

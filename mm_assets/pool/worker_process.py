@@ -4,10 +4,6 @@ Workers are forked where that is safe, else spawned. A fork costs a few millisec
 the imports of a job 0.4 s of CPU. But threads do not survive a fork, what they hold stays locked for ever,
 and every open file is inherited. So only commands have their workers forked, as they know what they have
 opened, and only while they have no other thread.
-
-`WORKER_ENVIRONMENT` has variables for the libraries of workers, which read them when they are loaded.
-Commands set them for themselves, as they fork their workers; spawned workers get them at their start. What
-the user has set stays.
 """
 
 import os
@@ -32,6 +28,7 @@ from weakref import WeakSet
 
 from mm_assets.formats.conversion import FreeMemory
 from mm_assets.model.errors import show_warnings_as_lines
+from mm_assets.pool import WORKER_ENVIRONMENT
 from mm_assets.storage.downloads import KeptCopies, keep_copies
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.stores import StoreTable, use_stores
@@ -176,19 +173,6 @@ def _listen(pipe: Connection, inbox: "SimpleQueue[bytes]") -> None:
             inbox.put(pipe.recv_bytes())
         except (EOFError, OSError):
             os._exit(1)
-
-
-WORKER_ENVIRONMENT = {
-    # By default numpy starts a spinning thread per core, and no worker multiplies matrices.
-    "OPENBLAS_NUM_THREADS": "1",
-    # OpenCV, which measures pictures, likewise: there is a worker for each core already.
-    "OPENCV_FOR_THREADS_NUM": "1",
-    # Milliseconds after which Arrow's allocator returns freed memory to the system, which clears it again for
-    # the next batch: with 10, its default, up to a third of the CPU. With a second nearly all of that is
-    # gone, for 20 to 60 MiB at the peak. Workers return memory after a job, too (`FreeMemory`), which a
-    # negative value would forbid.
-    "MIMALLOC_PURGE_DELAY": "1000",
-}
 
 
 _NAME = "mm-assets-worker"

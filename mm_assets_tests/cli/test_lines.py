@@ -38,10 +38,11 @@ def test_a_command_builds_no_parser_but_its_own(
     built = []
 
     def noted(command: str) -> Callable[[Any], None]:
-        add = cli.COMMANDS[command]
+        add = adder(command)
         return lambda commands: (built.append(command), add(commands))[1]
 
-    monkeypatch.setattr(cli, "COMMANDS", {command: noted(command) for command in cli.COMMANDS})
+    adder = cli._adder
+    monkeypatch.setattr(cli, "_adder", noted)
     assert cli.main([name, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: mm-assets {name} ")
     assert built == [name]
