@@ -174,7 +174,7 @@ def _failures(view: View, check: dg.AssetCheckKey, in_progress: set[str]) -> lis
     asset = check.asset_key.to_user_string()
     by_origin: dict[Origin | None, list[instance_queries.FailingRun]] = defaultdict(list)
     for row in rows:
-        if row.run_id in runs and not runs[row.run_id].is_finished:
+        if row.run_id in runs and not view.has_ended(runs[row.run_id]):
             in_progress.add(Cause(Kind.CHECK, asset, check.name).series)
         elif row.shards:
             by_origin[_origin(view, row.run_id)].append(row)

@@ -18,7 +18,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.automation.alerts.message import NAMED, Cause, Kind, Origin
-from mm_assets.automation.alerts.shards import View, first_line, run_error
+from mm_assets.automation.alerts.shards import WILL_RETRY, View, first_line, run_error
 from mm_assets.graph import instance_queries
 from mm_assets.graph.io_manager import LANDED
 from mm_assets.graph.proof import ZERO_LOSS
@@ -82,7 +82,7 @@ def failed_runs(
             del found[failure.origin]
     for record in ended:
         run = record.dagster_run
-        retried = run.tags.get("dagster/will_retry") == "true"
+        retried = run.tags.get(WILL_RETRY) == "true"
         if run.status != dg.DagsterRunStatus.FAILURE or run.run_id in explained or retried:
             continue
         if _has_only_failed_checks(view, run.run_id):

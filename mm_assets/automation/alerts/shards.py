@@ -50,6 +50,8 @@ def first_line(text: str) -> str:
 
 _BATCH = 500  # run ids in one query
 _BACKFILL = "dagster/backfill"
+WILL_RETRY, _RETRY = "dagster/will_retry", "dagster/auto_retry_run_id"  # tags of a failed run
+_RETRIED_WITHIN = 3600.0  # seconds
 _ACTIVE_BACKFILL = ("REQUESTED", "CANCELING", "FAILING")
 
 
@@ -102,6 +104,22 @@ class View:
     def add(self, runs: Iterable[dg.DagsterRun]) -> None:
         """Keep runs that have been read by another query."""
         self._runs |= {run.run_id: run for run in runs}
+
+    def has_ended(self, run: dg.DagsterRun) -> bool:
+        """Return whether a run has ended, and so have those that Dagster starts in its place.
+
+        A failed run that is to be started again, and has not been within an hour, will not be.
+        """
+        if not run.is_finished:
+            return False
+        if run.status != dg.DagsterRunStatus.FAILURE or run.tags.get(WILL_RETRY) != "true":
+            return True
+        retry = run.tags.get(_RETRY)
+        if retry is not None:
+            found = self.runs([retry]).get(retry)
+            return found is None or self.has_ended(found)
+        record = self.instance.get_run_record_by_id(run.run_id)
+        return record is None or self.now - record.update_timestamp.timestamp() > _RETRIED_WITHIN
 
     def origin(self, run: dg.DagsterRun) -> Origin:
         """Return the backfill of a run, else the run itself."""
@@ -161,10 +179,12 @@ class Attempts:
     Args:
         failed: with the run of the attempt, which has ended.
         in_progress: those that are being made.
+        is_waiting: whether one of these runs failed and has not been started again yet.
     """
 
     failed: Mapping[dg.AssetKey, Mapping[str, str]]
     in_progress: Mapping[str, frozenset[str]]
+    is_waiting: bool = False
 
 
 def missing_shards(view: View, failed: Mapping[dg.AssetKey, Mapping[str, str]]) -> list[Cause]:
@@ -245,9 +265,9 @@ def open_attempts(view: View) -> Attempts:
     over = {
         run_id
         for run_id, run in runs.items()
-        if run.is_finished and run.status != dg.DagsterRunStatus.CANCELED
+        if view.has_ended(run) and run.status != dg.DagsterRunStatus.CANCELED
     }
-    open_ = {run_id for run_id, run in runs.items() if not run.is_finished}
+    open_ = {run_id for run_id, run in runs.items() if not view.has_ended(run)}
     failed = {
         asset: {key: run for key, run in attempts.items() if run in over and key in view.shards}
         for asset, attempts in found.items()
@@ -256,7 +276,8 @@ def open_attempts(view: View) -> Attempts:
         asset.to_user_string(): frozenset(key for key, run in attempts.items() if run in open_)
         for asset, attempts in found.items()
     }
-    return Attempts({asset: attempts for asset, attempts in failed.items() if attempts}, in_progress)
+    is_waiting = any(runs[run_id].is_finished for run_id in open_)
+    return Attempts({asset: found for asset, found in failed.items() if found}, in_progress, is_waiting)
 
 
 def _cause(

@@ -287,6 +287,7 @@ class State:
         judged: ids of runs that were judged although they ended shortly after.
         backfills_seen: backfills that ended until then have been judged.
         failed_runs: see `mm_assets.automation.alerts.runs.FailedRun`.
+        is_waiting: a failed run was to be started again at the last tick, which makes no event if it is not.
     """
 
     since: float
@@ -296,6 +297,7 @@ class State:
     judged: list[str] = field(default_factory=list)
     backfills_seen: float
     failed_runs: list[dict[str, Any]] = field(default_factory=list)
+    is_waiting: bool = False
     kept: Shares = field(default_factory=Shares)
     lost: Shares = field(default_factory=Shares)
     incidents: Incidents = field(default_factory=lambda: Incidents({}))
@@ -363,7 +365,7 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
     latest = view.instance.event_log_storage.get_maximum_record_id() or 0
     is_quiet = (
         latest == state.event_log
-        and not ended
+        and not (ended or state.is_waiting)
         and all(incident.is_final or not incident.origin for incident in state.incidents.open.values())
     )
     found: list[Cause] = []
@@ -371,6 +373,7 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
     checked: set[str] = set()
     if not is_quiet:
         attempts = shards.open_attempts(view)
+        state.is_waiting = attempts.is_waiting
         active = [record.dagster_run.run_id for record in (*in_progress, *ended)]
         is_first = state.event_log is None or len(ended) >= _RUNS
         asked = (

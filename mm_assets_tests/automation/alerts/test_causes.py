@@ -160,6 +160,43 @@ def test_a_shard_that_is_being_made_again_is_not_clear_before_it_has_landed(aler
     assert alerts.titles() == ["all clear: 1 shard of curated did not land in run"]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        ("landed", []),
+        ("failed", ["1 shard of curated did not land in run"]),
+        ("never", ["1 shard of curated did not land in run"]),
+    ],
+)
+def test_a_lost_run_that_dagster_starts_again_is_told_by_what_becomes_of_that(
+    alerts: Alerts, outcome: str, told: list[str]
+) -> None:
+    writer, keys = alerts.writer(), alerts.shards(2)
+    lost = writer.begin_run(tags={"dagster/will_retry": "true"})
+    for key in keys:
+        writer.planned(lost, "curated", key)
+    writer.materialized(lost, "curated", keys[0])
+    writer.evaluated(lost, "curated", "not_empty", keys[1], passed=False)
+    writer.end_run(lost, False)
+    assert alerts.titles() == []
+    if outcome == "never":
+        assert alerts.titles(later=3500.0) == []
+        found = alerts.titles(later=3700.0)
+        assert [title for title in found if "did not land" in title] == told
+        return
+    retry = writer.begin_run()
+    alerts.instance.add_run_tags(lost, {"dagster/auto_retry_run_id": retry})
+    assert alerts.titles() == []
+    writer.planned(retry, "curated", keys[1])
+    assert alerts.titles() == []
+    if outcome == "landed":
+        writer.evaluated(retry, "curated", "not_empty", keys[1], passed=True)
+        writer.materialized(retry, "curated", keys[1])
+    writer.end_run(retry, outcome == "landed")
+    assert [title for title in alerts.titles() if "all clear" not in title] == told
+    assert alerts.titles() == []
+
+
 def test_a_shard_that_fails_again_for_the_same_reason_is_not_told_again(
     alerts: Alerts, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
