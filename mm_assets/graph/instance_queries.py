@@ -218,10 +218,23 @@ def evaluation_before(
 def attempts_before(
     instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Sequence[str]
 ) -> dict[str, str]:
-    """Return the last attempt on each of these partitions by any run but these, by run.
+    """Return the partitions that runs other than these have tried to make last, with the run of each.
 
-    A partition that was materialized since is not among them.
+    Those that were materialized since are not among them.
     """
+    return _attempts(instance, asset, keys, _Events.run_id.notin_(run_ids))
+
+
+def attempts_in(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Sequence[str]
+) -> dict[str, str]:
+    """Return the same of these runs."""
+    return _attempts(instance, asset, keys, _Events.run_id.in_(run_ids))
+
+
+def _attempts(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], by: Any
+) -> dict[str, str]:
     storage = instance.event_log_storage
     assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
     planned, made = (
@@ -236,9 +249,9 @@ def attempts_before(
         for batch in _batches(sorted(keys)):
             of_asset = (_Events.asset_key == asset.to_string(), _Events.partition.in_(batch))
             latest = db.select(_Events.partition, db.func.max(_Events.id)).group_by(_Events.partition)
-            others = (_Events.dagster_event_type == planned, _Events.run_id.notin_(run_ids))
+            planned_by = (_Events.dagster_event_type == planned, by)
             of_kind = _Events.dagster_event_type
-            attempts = _pairs(connection.execute(latest.where(*of_asset, *others)))
+            attempts = _pairs(connection.execute(latest.where(*of_asset, *planned_by)))
             landed = _pairs(connection.execute(latest.where(*of_asset, of_kind == made)))
             open_ = [id_ for key, id_ in attempts.items() if id_ > landed.get(key, 0)]
             runs = db.select(_Events.partition, _Events.run_id).where(_Events.id.in_(open_))

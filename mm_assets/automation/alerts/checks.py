@@ -58,7 +58,8 @@ class FailedChecks:
     Args:
         causes: one for each backfill or run that found it.
         missing: the shards that did not land, with the checks that they failed then.
-        in_progress: series of checks that failed in a run which has not ended.
+        in_progress: series of checks that failed in a run which has not ended, or for shards that are being
+            made again.
     """
 
     causes: list[Cause]
@@ -67,25 +68,42 @@ class FailedChecks:
 
 
 def failed_checks(
-    view: View, checks: Iterable[dg.AssetCheckKey], missing: Sequence[Cause] = ()
+    view: View,
+    checks: Iterable[dg.AssetCheckKey],
+    missing: Sequence[Cause] = (),
+    attempted: Mapping[str, Collection[str]] | None = None,
 ) -> FailedChecks:
     """Return the checks that fail now, by runs that have ended.
 
-    A shard that failed a check, and for that did not land, is one cause: that it did not land.
+    A shard that failed a check, and for that did not land, is one cause: that it did not land. While a shard
+    is being made again, nothing is known of its checks.
 
     Args:
         missing: shards that did not land.
+        attempted: shards that are being made, by asset.
     """
     found = FailedChecks([], [], set())
     notes: dict[str, list[str]] = defaultdict(list)
     for check in checks:
+        pending = {
+            key for asset, keys in (attempted or {}).items() if _leads_to(view, check, asset) for key in keys
+        }
         for cause in _failures(view, check, found.in_progress):
             had_shards = bool(cause.shards)
+            if had_shards and pending:
+                cause = _with_shards(view, check, cause)
+                if common := pending.intersection(cause.failing):
+                    found.in_progress.add(cause.series)
+                    cause = cause.without(common)
             for other in missing:
-                if not cause.shards or not _is_part(view, check, cause, other):
+                if not cause.shards or other.severity != "error" or not _leads_to(view, check, other.subject):
                     continue
                 cause = cause if cause.failing else _with_shards(view, check, cause)
-                if common := cause.failing.keys() & other.failing.keys():
+                common = set(cause.failing.keys() & other.failing.keys())
+                if common and cause.origin != other.origin:  # a later attempt, which did not evaluate it
+                    asset = dg.AssetKey.from_user_string(other.subject)
+                    common = set(instance_queries.attempts_in(view.instance, asset, common, cause.run_ids))
+                if common:
                     notes[other.key].append(f"{cause.subject}.{check.name} ({len(common)})")
                     cause = cause.without(common)
             if cause.shards or not had_shards:
@@ -96,14 +114,10 @@ def failed_checks(
     return found
 
 
-def _is_part(view: View, check: dg.AssetCheckKey, cause: Cause, missing: Cause) -> bool:
-    """Return whether shards failed a check on the way to where they did not land."""
-    asset = dg.AssetKey.from_user_string(missing.subject)
-    return (
-        cause.origin == missing.origin
-        and missing.severity == "error"
-        and (check.asset_key == asset or check.asset_key in view.ancestors(asset))
-    )
+def _leads_to(view: View, check: dg.AssetCheckKey, subject: str) -> bool:
+    """Return whether a check is one of an asset, or of one that it is made from."""
+    asset = dg.AssetKey.from_user_string(subject)
+    return check.asset_key == asset or check.asset_key in view.ancestors(asset)
 
 
 def detailed(view: View, cause: Cause) -> Cause:

@@ -55,6 +55,7 @@ from mm_assets.settings import Settings
 ALONE = 6
 
 _MOST = 500  # incidents that are remembered
+_MOST_NAMES = 100  # shards of one
 
 
 @dataclass
@@ -65,12 +66,13 @@ class Incident:
         headline: what was told, or would have been.
         origin: id of the backfill or run; empty for none.
         shards: number of shards that was told.
-        names: the first names, to see whether they are being made again.
+        names: the first names, to see whether they are being made again; also later ones.
         begun: when it was found first, in seconds since 1970.
         is_told: a message of it was sent, or of all its shards an earlier one.
         is_final: its figures are those of a backfill that has ended.
         repeats: ids of earlier backfills and runs whose shards failed in it again.
         repeated: how many shards were told with those, and not again.
+        most: the largest number of shards that were found, told or not.
     """
 
     headline: str
@@ -83,6 +85,20 @@ class Incident:
     is_final: bool = False
     repeats: list[str] = field(default_factory=list)
     repeated: int = 0
+    most: int = 0
+
+    def note(self, cause: Cause) -> None:
+        """Note which shards a cause has now."""
+        self.names += [name for name in cause.names if name not in self.names][
+            : _MOST_NAMES - len(self.names)
+        ]
+        self.most = max(self.most, self.shards, cause.shards)
+
+    def may_have(self, keys: Collection[str]) -> bool:
+        """Return whether some of these shards are its own: of many only the first are known."""
+        return bool(keys) and (
+            max(self.most, self.shards) > len(self.names) or not set(keys).isdisjoint(self.names)
+        )
 
 
 @dataclass
@@ -125,6 +141,8 @@ class Incidents:
         wanted = {
             key: cause for key, cause in found.items() if alert_on == "warn" or cause.severity == "error"
         }
+        for key in wanted.keys() & self.open.keys():
+            self.open[key].note(wanted[key])
         telling = _Telling(detailed, new_part, ui_url, now)
         messages = [*self._begun(wanted, telling), *self._ended(wanted, telling)]
         gone: dict[str, float] = {}
@@ -379,7 +397,8 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
         asked = (
             checks.all_checks(view) if is_first else checks.checks_to_ask(view, active, state.incidents.open)
         )
-        failed = checks.failed_checks(view, asked, shards.missing_shards(view, attempts.failed))
+        missing = shards.missing_shards(view, attempts.failed)
+        failed = checks.failed_checks(view, asked, missing, attempts.in_progress)
         found += [*failed.causes, *failed.missing]
         checked = failed.in_progress
         state.kept.read(view, FILTERED)
@@ -398,10 +417,7 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
             return True
         if kind == Kind.CHECK and series_of(key) in checked:
             return True
-        pending = attempts.in_progress.get(subject, frozenset()) if kind == Kind.NOT_LANDED else frozenset()
-        return bool(pending) and (
-            incident.shards > len(incident.names) or not pending.isdisjoint(incident.names)
-        )
+        return kind == Kind.NOT_LANDED and incident.may_have(attempts.in_progress.get(subject, frozenset()))
 
     return Found(found, is_held)
 

@@ -197,6 +197,46 @@ def test_a_lost_run_that_dagster_starts_again_is_told_by_what_becomes_of_that(
     assert alerts.titles() == []
 
 
+@pytest.mark.parametrize("check", ["ERROR", "WARN"])
+def test_bad_shards_that_are_tried_again_are_neither_told_nor_clear_before_they_have_landed(
+    alerts: Alerts, check: str
+) -> None:
+    """As the choice *Failed* of the UI does: a backfill with a run for each, one after the other."""
+    writer, (first, good, last) = alerts.writer(), alerts.shards(3)
+
+    def attempt(run: str, key: str, passed: bool) -> None:
+        writer.evaluated(run, "curated", "not_empty", key, passed, check)
+        if passed or check == "WARN":
+            writer.materialized(run, "curated", key)
+
+    begun = writer.begin_run()
+    for key in (first, good, last):
+        writer.planned(begun, "curated", key)
+        attempt(begun, key, key == good)
+    writer.end_run(begun, check == "WARN")
+    (told,) = alerts.titles()
+    for _ in range(2):
+        writer.begin_backfill([first, last])
+        runs = {key: writer.begin_run() for key in (first, last)}
+        for key, run in runs.items():  # queued
+            writer.planned(run, "curated", key)
+        assert alerts.titles() == []
+        for key, run in runs.items():
+            attempt(run, key, False)
+            assert alerts.titles() == []
+            writer.end_run(run, check == "WARN")
+            assert alerts.titles() == []
+        writer.end_backfill("COMPLETED_SUCCESS" if check == "WARN" else "COMPLETED_FAILED")
+        assert alerts.titles() == []
+    for key, all_clear in ((first, []), (last, [f"all clear: {told}"])):
+        mended = writer.begin_run()
+        writer.planned(mended, "curated", key)
+        assert alerts.titles() == []
+        attempt(mended, key, True)
+        writer.end_run(mended, True)
+        assert alerts.titles() == all_clear
+
+
 def test_a_shard_that_fails_again_for_the_same_reason_is_not_told_again(
     alerts: Alerts, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
