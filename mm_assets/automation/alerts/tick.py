@@ -153,6 +153,9 @@ class Incidents:
                 gone[incident.headline] = incident.begun
             del self.open[key]
         self.open = dict(list(self.open.items())[-_MOST:])
+        # What was told in one message may go on in parts.
+        for incident in self.open.values():
+            gone.pop(incident.headline, None)
         return [*messages, *([all_clear(gone, ui_url)] if gone else [])]
 
     def _goes_on(self, key: str, causes: Mapping[str, Cause]) -> bool:
