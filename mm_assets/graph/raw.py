@@ -389,9 +389,8 @@ def unique_sample_ids(claimed_ids: Mapping[str, str], removed_owners: Collection
         else ""
     )
     if removed_owners:
-        summary += (
-            f"; the raw shard of {sorted(removed_owners)[0]!r} is gone: remove its outputs, or bring it back"
-        )
+        gone = f"the raw shard of {sorted(removed_owners)[0]!r} is gone"
+        summary += f"; {gone}: mm-assets retire removes its outputs, or bring it back"
     metadata = {
         "repeated": len(claimed_ids),
         "kept_by": {"json": first},

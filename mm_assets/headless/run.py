@@ -272,6 +272,7 @@ def _warn_of_removed(keys: Sequence[str]) -> None:
     if keys:
         gone = counted(len(keys), "raw shard is gone", "raw shards are gone")
         line = f"{gone}, or not in MM_RAW_SHARDS any more; the outputs stay: {_some_of(keys)}"
+        line += " (mm-assets retire removes them)"
         print(warning_line(line), file=sys.stderr)
 
 

@@ -169,7 +169,8 @@ def test_a_raw_shard_that_is_gone_and_a_location_that_cannot_be_reached(project:
     done = project.run(*SOME)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "nothing to do")
     assert done.stderr == (
-        "mm-assets: warning: 1 raw shard is gone, or not in MM_RAW_SHARDS any more; the outputs stay: b\n"
+        "mm-assets: warning: 1 raw shard is gone, or not in MM_RAW_SHARDS any more; the outputs stay: b "
+        "(mm-assets retire removes them)\n"
     )
     done = project.run(*SOME, **locations)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "nothing to do")

@@ -52,7 +52,7 @@ def test_partitions_of_shards_that_are_gone(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr == (
         "mm-assets: warning: 1 raw shard is gone, or not in MM_RAW_SHARDS any more; "
-        "the outputs stay: web-00001\n"
+        "the outputs stay: web-00001 (mm-assets retire removes them)\n"
     )
     with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
         known = instance.get_dynamic_partitions("shards")
