@@ -48,8 +48,10 @@ class Storage:
 
 
 def in_sqlite(home: Path, variables: Mapping[str, str]) -> DagsterDev:
-    """A server of `mm-assets ui` with the project's `dagster.yaml`."""
-    return DagsterDev("mm_assets.definitions", home, variables, (REPOSITORY / "dagster.yaml").read_text())
+    """A server of `mm-assets ui` with the project's `dagster.yaml`; a killed run is found sooner."""
+    yaml = (REPOSITORY / "dagster.yaml").read_text()
+    quick = yaml.replace("poll_interval_seconds: 30", "poll_interval_seconds: 5")
+    return DagsterDev("mm_assets.definitions", home, variables, quick)
 
 
 def backfills(instance: dg.DagsterInstance) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@ these.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -11,8 +12,10 @@ import pytest
 from mm_assets.graph.assets import landed_checks
 from mm_assets_tests.graph.io_manager import toy, toy_job
 from mm_assets_tests.graph.io_manager.conftest import Toy
+from mm_assets_tests.quick_instance import quick_instance
 
 BAD = ["k03", "k07", "k08"]
+Ran = tuple[Toy, dg.ExecuteInProcessResult]
 
 
 def damaged(deployment: Toy) -> list[str]:
@@ -21,6 +24,16 @@ def damaged(deployment: Toy) -> list[str]:
     deployment.shard("k07", "KILL")
     deployment.shard("k08", "RAISE")
     return keys
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    """A run over damaged shards, to look at."""
+    folder = tmp_path_factory.mktemp("damaged")
+    with quick_instance(folder / "artifacts") as instance:
+        deployment = Toy(folder, instance)
+        damaged(deployment)
+        yield deployment, deployment.run("two", "k01", "k12")
 
 
 def test_good_shards_go_through_every_asset_of_the_run(deployment: Toy) -> None:
@@ -38,9 +51,8 @@ def test_good_shards_go_through_every_asset_of_the_run(deployment: Toy) -> None:
     }
 
 
-def test_each_event_has_metadata_and_version_of_its_own(deployment: Toy) -> None:
-    keys = damaged(deployment)
-    deployment.run("two", "k01", "k12")
+def test_each_event_has_metadata_and_version_of_its_own(ran: Ran) -> None:
+    deployment, keys = ran[0], [f"k{number:02d}" for number in range(1, 13)]
     for asset in ("curated", "scores"):
         latest = deployment.latest(asset, keys)
         assert {key: event.uri for key, event in latest.items()} == {
@@ -60,9 +72,8 @@ def test_each_event_has_metadata_and_version_of_its_own(deployment: Toy) -> None
     assert metadata["dagster/column_schema"] == schema
 
 
-def test_errors_name_the_shard_and_the_cause(deployment: Toy) -> None:
-    damaged(deployment)
-    run = deployment.run("two", "k01", "k12")
+def test_errors_name_the_shard_and_the_cause(ran: Ran) -> None:
+    deployment, run = ran
     assert sorted(line.splitlines()[0] for line in deployment.log(run)) == [
         "shard 'k03' of curated: line says RAISE",
         "shard 'k03' of scores: input missing: shard 'k03' of curated: failed in this run",
@@ -78,9 +89,8 @@ def test_errors_name_the_shard_and_the_cause(deployment: Toy) -> None:
     )
 
 
-def test_landed_tells_which_shards_are_missing(deployment: Toy) -> None:
-    damaged(deployment)
-    run = deployment.run("two", "k01", "k12")
+def test_landed_tells_which_shards_are_missing(ran: Ran) -> None:
+    deployment, run = ran
     landed = [
         e
         for e in run.get_asset_check_evaluations()

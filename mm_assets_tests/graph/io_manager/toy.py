@@ -180,8 +180,10 @@ def definitions(raw: str, root: str, **config: Any) -> dg.Definitions:
 
 
 def parallel_job() -> dg.JobDefinition:
-    """`two_job` with a process for each step."""
-    defs = definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"], executor=dg.multiprocess_executor)
+    """`two_job` with a process for each step, forked from one that has imported this module."""
+    forked = {"start_method": {"forkserver": {"preload_modules": [__name__]}}}
+    executor = dg.multiprocess_executor.configured(forked)
+    defs = definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"], executor=executor)
     return defs.resolve_job_def("two")
 
 
