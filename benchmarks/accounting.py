@@ -16,7 +16,7 @@ from benchmarks.routes import ROUTES, Route
 from benchmarks.shards import Shape
 from benchmarks.sources import files_of
 from benchmarks.workbench import fresh_output
-from mm_assets.pool.worker_process import WORKER_ENVIRONMENT
+from mm_assets.pool import WORKER_ENVIRONMENT
 
 _PARTS = ("conversion", "ledger", "proof")
 _ASSET = "benchmark"

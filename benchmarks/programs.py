@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import curator
 from benchmarks.measuring import Measurement, measure
 from benchmarks.workbench import warm
-from mm_assets.pool.worker_process import WORKER_ENVIRONMENT
+from mm_assets.pool import WORKER_ENVIRONMENT
 
 
 @dataclass(frozen=True)

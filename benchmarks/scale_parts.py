@@ -76,7 +76,8 @@ def _duplicates(root: str, keys: Sequence[str]) -> Part:
     from mm_assets.accounting.survey_store import duplicates
 
     store, landed = _landed(root)
-    return lambda: sum(map(len, duplicates(store, keys, landed, landed).values()))
+    sample_ids = dict(store.sample_ids(keys))
+    return lambda: sum(map(len, duplicates(store, sample_ids, landed, landed).values()))
 
 
 def _tars(root: str, keys: Sequence[str]) -> Part:

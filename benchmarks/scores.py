@@ -21,7 +21,7 @@ from benchmarks.score_tables import NEAR, by_kind, distances, parity, quality
 from benchmarks.workbench import fresh_output, warm
 from mm_assets.filters.clip import ClipMeasure
 from mm_assets.filters.measures import IMAGE_MEASURES
-from mm_assets.pool.worker_process import WORKER_ENVIRONMENT
+from mm_assets.pool import WORKER_ENVIRONMENT
 
 _SIZES = {"1 MP": 1_000_000.0, "thumbnails": 40_000.0}  # pixels
 _LEAST_SHARPNESS, _GREATEST_QR_AREA = 100.0, 0.05  # the peer's defaults
