@@ -258,8 +258,10 @@ class SurveyStore(FolderFiles):
     def surveys(self, partitions: Iterable[str]) -> Iterator[tuple[str, ShardSurvey]]:
         """Yield the survey of each surveyed shard."""
         names = {key: partition_filename(key) for key in partitions}
-        # A store answers each question after a file that is not there with several requests.
-        listed = self.survey_stamps() if len(names) > 1 and is_remote(self.folder) else names.values()
+        listed: Collection[str] = names.values()
+        if len(names) > 1 and is_remote(self.folder):
+            with suppress(PermissionError):  # a store may refuse to list
+                listed = self.survey_stamps()
         return self._surveys([key for key, name in names.items() if name in listed], read_survey)
 
     def columns_and_ids(

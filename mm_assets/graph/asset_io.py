@@ -374,7 +374,8 @@ class QuarantineIOManager(RawInput):
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Return the jobs with the ledger to read, that of the plan's source, and a digest of its losses.
 
-        A damaged ledger fails its shard: the losses are unknown, and no record may be closed for that.
+        A damaged account fails its shard, unless it has no losses: what was lost is unknown, and no record
+        may be closed for that.
         """
         ledger, source = Ledger(self.root), plan.source.asset
         records = ledger.records(source, [job.key for job in jobs])

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ import xxhash
 from mm_assets.formats.parquet.files import UNREADABLE, read_buffer
 from mm_assets.storage import files
 from mm_assets.storage.files import StorageOptions, join, publish_bytes, read_bytes, remove
-from mm_assets.storage.stamps import files_in
+from mm_assets.storage.stamps import files_in, parallel_map
 
 
 class FolderFiles:
@@ -48,44 +47,17 @@ class FolderFiles:
         return files.join(self._root, name) if name else self._root
 
     def _read(self, name: str) -> bytes | None:
-        return self._read_many([name]).get(name)
+        return read_bytes(self._uri(name), self._options)
 
     def _read_many(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the contents of those files that exist."""
-        if not self._is_remote:
-            found = ((name, files.local_bytes(self._uri(name))) for name in names)
-            return {name: content for name, content in found if content is not None}
-        fs, _ = files.filesystem(self._root, self._options)
-        paths_of = {name: files.filesystem(self._uri(name), self._options)[1] for name in names}
-        if not paths_of:
-            return {}
-        found = fs.cat(list(paths_of.values()), on_error="return")
-        contents: dict[str, bytes] = {}
-        for name, path in paths_of.items():
-            content = found[path]
-            if isinstance(content, FileNotFoundError):
-                continue
-            if isinstance(content, Exception):
-                raise content
-            contents[name] = content
-        return contents
+        wanted = list(names)
+        found = zip(wanted, parallel_map(self._read, wanted, self._root), strict=True)
+        return {name: content for name, content in found if content is not None}
 
     def _list(self, folder: str) -> dict[str, int]:
         """Return names and sizes of the files directly in a sub-folder; empty if it does not exist."""
-        if not self._is_remote:
-            path = self._uri(folder)
-            entries = os.scandir(path) if os.path.isdir(path) else ()
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-        fs, path = files.filesystem(self._uri(folder), self._options)
-        fs.invalidate_cache()
-        try:
-            return {
-                posixpath.basename(i["name"]): i["size"]
-                for i in fs.ls(path, detail=True)
-                if i["type"] == "file"
-            }
-        except FileNotFoundError:  # object stores have no empty folders
-            return {}
+        return {name: file.size for name, file in files_in(self._uri(folder), self._options).items()}
 
     def _write(self, name: str, content: str | bytes) -> None:
         with files.staged(self._uri(name), self._options) as file:

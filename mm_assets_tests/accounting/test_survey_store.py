@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.accounting import survey as shard_survey
 from mm_assets.accounting.contract import Published
@@ -50,7 +52,7 @@ from mm_assets_tests.formats.raw_tars import make_tar
 
 @pytest.fixture(params=["local", "remote"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path) if request.param == "local" else f"memory://surveys-{uuid.uuid4().hex}"
+    return str(tmp_path) if request.param == "local" else f"memory://surveys-{uuid.uuid4().hex}[1]*"
 
 
 def fact(sample_id: str, offset: int = 512, items: int = 3, images: int = 1) -> SurveyedSample:
@@ -363,6 +365,31 @@ def test_surveys_of_several_shards_are_those_that_there_are(root: str) -> None:
     found = dict(store.surveys(["a", "b", "x" * 100]))
     assert found == {"a": SURVEY, "x" * 100: replace(SURVEY, version="v2")}
     assert dict(store.surveys(["b"])) == dict(store.surveys([])) == {}
+
+
+def test_surveys_of_a_store_that_refuses_to_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("access denied")
+
+    store = SurveyStore(f"memory://surveys-{uuid.uuid4().hex}")
+    store.write("a", SURVEY)
+    monkeypatch.setattr(MemoryFileSystem, "ls", refused)
+    assert dict(store.surveys(["a", "b"])) == {"a": SURVEY}
+
+
+def test_surveys_that_are_published_meanwhile_are_listed(tmp_path: Path) -> None:
+    """A temporary name that is gone when it is looked at takes no other with it."""
+    store = SurveyStore(str(tmp_path))
+    store.write("a", SURVEY)
+    folder = tmp_path / "ledger" / "raw_shards"
+    (folder / "b.parquet.tmp").symlink_to(folder / "gone")
+    with ThreadPoolExecutor(1) as writing:
+        done = writing.submit(
+            lambda: [store.write("c", replace(SURVEY, version=f"v{n}")) for n in range(300)]
+        )
+        while not done.done():
+            assert store.partitions() in (["a"], ["a", "c"])
+        assert len(done.result()) == 300
 
 
 def test_the_file_is_a_table_that_anyone_can_query(tmp_path: Path) -> None:
