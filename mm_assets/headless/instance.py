@@ -94,7 +94,16 @@ def was_interrupted(result: Any) -> bool:
         return True
     errors = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
     errors += [event.job_failure_data.error for event in result.all_events if event.is_job_failure]
-    return any(error is not None and error.cls_name == "DagsterExecutionInterruptedError" for error in errors)
+    return any(map(_is_interrupt, errors))
+
+
+def _is_interrupt(error: Any) -> bool:
+    """Return whether an error is an interrupt, or was raised from one: an IO manager's are wrapped."""
+    while error is not None:
+        if error.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt"):
+            return True
+        error = error.cause or error.context
+    return False
 
 
 CONFIGURATION = Path(__file__).with_name("dagster.yaml")

@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
+from dagster._utils.error import SerializableErrorInfo
 
 from mm_assets.demo import demo_thresholds, make_shards
+from mm_assets.headless.instance import was_interrupted
 from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run, run_process
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -202,6 +205,23 @@ def test_a_run_that_fails_before_its_first_step_says_why(tmp_path: Path) -> None
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if "the run failed" in line]
     assert "NO_SUCH_VARIABLE" in line
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_interrupt_inside_an_io_manager_is_one(wrapped: bool) -> None:
+    """Dagster wraps what an IO manager raises."""
+    error = SerializableErrorInfo("", [], "DagsterExecutionInterruptedError")
+    if wrapped:
+        error = SerializableErrorInfo("", [], "DagsterExecutionHandleOutputError", cause=error)
+    other = SerializableErrorInfo("", [], "DagsterExecutionHandleOutputError")
+    for found, expected in ((error, True), (other, False), (None, False)):
+        event = SimpleNamespace(
+            event_type=None,
+            is_step_failure=True,
+            is_job_failure=False,
+            step_failure_data=SimpleNamespace(error=found),
+        )
+        assert was_interrupted(SimpleNamespace(all_events=[event])) is expected
 
 
 def test_a_terminal_without_such_letters(tmp_path: Path) -> None:
