@@ -41,7 +41,7 @@ from mm_assets.accounting.canonical.tar import (
     tar_offsets,
     tar_parts,
 )
-from mm_assets.accounting.lookup import in_lance, in_parquet, in_tar
+from mm_assets.accounting.lookup import in_lance, in_output, in_parquet, in_tar
 from mm_assets.accounting.survey import is_same_type
 from mm_assets.formats.names import DOCUMENT_OPTIONS, format_of
 from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
@@ -229,3 +229,13 @@ def accounted_format(kind: str) -> AccountedFormat:
         ValueError: for an unknown format.
     """
     return ACCOUNTED[format_of(kind).name]
+
+
+def find_sample(kind: str, query: SampleQuery) -> Mapping[str | None, Rows]:
+    """Return rows of a sample in an output of a format, by partition."""
+    find = accounted_format(kind).find_sample
+    if find is not None:
+        return find(query)
+    return {
+        name: in_output(kind, query.uri_of(name), query.sample_id, query.options) for name in query.partitions
+    }

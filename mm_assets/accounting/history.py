@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical.account import Rows, SampleQuery
-from mm_assets.accounting.formats import accounted_format
+from mm_assets.accounting.formats import accounted_format, find_sample
 from mm_assets.accounting.ledger import locator_columns
-from mm_assets.accounting.lookup import in_accounts, in_output
+from mm_assets.accounting.lookup import in_accounts
 from mm_assets.accounting.record import OUTPUTS, Output
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.model.schema import MODALITIES
@@ -198,13 +198,3 @@ def _is_made(
 
 def _order(item: ItemHistory) -> tuple[int, int, int]:
     return item.position, MODALITIES.index(item.modality), item.locator[2] or -1
-
-
-def find_sample(kind: str, query: SampleQuery) -> Mapping[str | None, Rows]:
-    """Return rows of a sample in an output of a format, by partition."""
-    find = accounted_format(kind).find_sample
-    if find is not None:
-        return find(query)
-    return {
-        name: in_output(kind, query.uri_of(name), query.sample_id, query.options) for name in query.partitions
-    }

@@ -41,9 +41,9 @@ from mm_assets.graph.messages import Check, Plan, ShardJob, ShardResult, digest
 from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
 from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, unreadable
 from mm_assets.graph.shard_jobs import (
-    CLOSED,
-    KNOWN,
-    MEMBERS,
+    CLOSED_RECORDS,
+    GROUP_MEMBERS,
+    KNOWN_SCORES,
     cache_shard,
     fragment_shard,
     ingest_shard,
@@ -216,7 +216,7 @@ def _refusal_to_empty(inspection: ShardInspection | str, before: ShardRecord | N
 
 def _refusal_to_shrink(job: ShardJob, before: ShardRecord | None) -> str | None:
     """Return why a group of raw shards may not be made without some that it was made from, or None."""
-    known = set(before.account.get(MEMBERS, ())) if before is not None else set()
+    known = set(before.account.get(GROUP_MEMBERS, ())) if before is not None else set()
     gone = sorted(known.difference(members_of(job)))
     if not gone:
         return None
@@ -393,7 +393,7 @@ class QuarantineIOManager(RawInput):
 
     def unchanged_record(self, record: ShardRecord) -> ShardRecord:
         """Return the record with a count of 0 closed records: an earlier run closed them."""
-        return replace(record, metadata={**record.metadata, CLOSED: 0})
+        return replace(record, metadata={**record.metadata, CLOSED_RECORDS: 0})
 
 
 def with_known_scores(root: str, jobs: Sequence[ShardJob | ShardResult]) -> Sequence[ShardJob | ShardResult]:
@@ -412,7 +412,7 @@ def with_known_scores(root: str, jobs: Sequence[ShardJob | ShardResult]) -> Sequ
             if versions[key] in record.account.get("inputs", {}).values()
         }
     return [
-        replace(job, options={**job.options, KNOWN: found[job.key]})
+        replace(job, options={**job.options, KNOWN_SCORES: found[job.key]})
         if isinstance(job, ShardJob) and job.key in found
         else job
         for job in jobs

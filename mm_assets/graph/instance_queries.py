@@ -228,7 +228,10 @@ def attempts_before(
 def attempts_in(
     instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Sequence[str]
 ) -> dict[str, str]:
-    """Return the same of these runs."""
+    """Return the partitions that these runs have tried to make, with the run of each.
+
+    Those that were materialized since are not among them.
+    """
     return _attempts(instance, asset, keys, _Events.run_id.in_(run_ids))
 
 

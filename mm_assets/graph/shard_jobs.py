@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
     from mm_assets.filters.scores import StoredScores
 
-MEMBERS = "members"  # in the account of a group: the names of its raw shards
-KNOWN = "known_scores"  # option of a job: the data version of the scores of the same rows that are there
+GROUP_MEMBERS = "members"  # in the account of a group: the names of its raw shards
+KNOWN_SCORES = (
+    "known_scores"  # option of a job: the data version of the scores of the same rows that are there
+)
 RAW = "raw"  # side input: the raw shards, whose bytes the quarantine holds
-CLOSED = "closed"  # metadata: number of records that the run closed
+CLOSED_RECORDS = "closed"  # metadata: number of records that the run closed
 _MOST_LOST_IDS = 1000  # in a record
 
 K = TypeVar("K", bound="StoredScores[Any, Any, Any]")
@@ -61,7 +63,7 @@ def ingest_shard(job: ShardJob) -> ShardResult:
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
     result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"], observer=ShardPictures)
     if report is not None and (members := members_of(job)):
-        result = replace(result, account={**result.account, MEMBERS: members})
+        result = replace(result, account={**result.account, GROUP_MEMBERS: members})
     if report is not None:
         taken = set(options["taken_ids"])
         lost = {
@@ -163,7 +165,7 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     metadata = {
         "dagster/partition_row_count": len(records),
         "records": len(records),
-        CLOSED: len(previous - names_of(records)),
+        CLOSED_RECORDS: len(previous - names_of(records)),
         "kinds": {"json": kinds},
         "first": {"json": first},
         "bytes": nbytes,
@@ -270,10 +272,10 @@ def _known_scores(job: ShardJob, kind: type[K]) -> K | None:
     """Return the scores of the same rows that are there; None where there are none, or others."""
     from mm_assets.model.errors import warn_user
 
-    if KNOWN not in job.options:
+    if KNOWN_SCORES not in job.options:
         return None
     try:
-        return kind.read(job.dest, job.options[KNOWN])
+        return kind.read(job.dest, job.options[KNOWN_SCORES])
     except FileNotFoundError:
         return None
     except UnreadableFile as error:

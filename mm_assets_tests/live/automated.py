@@ -50,8 +50,9 @@ class Storage:
 def in_sqlite(home: Path, variables: Mapping[str, str]) -> DagsterDev:
     """A server of `mm-assets ui` with the project's `dagster.yaml`; a killed run is found sooner."""
     yaml = (REPOSITORY / "dagster.yaml").read_text()
-    quick = yaml.replace("poll_interval_seconds: 30", "poll_interval_seconds: 5")
-    return DagsterDev("mm_assets.definitions", home, variables, quick)
+    slow, quick = "poll_interval_seconds: 30", "poll_interval_seconds: 5"
+    assert yaml.count(slow) == 1
+    return DagsterDev("mm_assets.definitions", home, variables, yaml.replace(slow, quick))
 
 
 def backfills(instance: dg.DagsterInstance) -> list[tuple[str, str]]:

@@ -8,8 +8,7 @@ import pytest
 
 from mm_assets.accounting.canonical import derive
 from mm_assets.accounting.canonical.account import SampleQuery
-from mm_assets.accounting.formats import accounted_format
-from mm_assets.accounting.history import find_sample
+from mm_assets.accounting.formats import accounted_format, find_sample
 from mm_assets.accounting.record import OUTPUTS
 from mm_assets.formats.names import FORMATS, SUFFIXES, format_by_suffix, format_of
 from mm_assets.formats.reader import InterleavedReader
