@@ -12,6 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from hypothesis import settings
 
+from mm_assets.headless import instance
 from mm_assets_tests.postgres_server import PostgresServer, postgres_server
 from mm_assets_tests.temporary_root import use_memory
 from mm_assets_tests.tiers import ROOT, is_fast
@@ -37,6 +38,8 @@ def postgres() -> Iterator[PostgresServer]:
 
 def pytest_configure() -> None:
     use_memory()
+    # Commands that run in this process leave its signals as they are: its children would inherit them.
+    instance.watch_for_interrupts = lambda: None
 
 
 def pytest_collection_finish() -> None:

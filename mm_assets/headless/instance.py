@@ -78,11 +78,16 @@ def watch_for_interrupts() -> None:
     """End the command with one line on Ctrl-C; while Dagster runs, it ends the run first.
 
     Dagster's helper processes would each print a traceback. They inherit that the signal is blocked and end
-    with this process, so a thread receives the signal instead. Call it before Dagster is imported: some
-    imports would swallow the interrupt.
+    with this process, so a thread receives the signal instead, also where a parent has blocked it. Call it
+    before Dagster is imported: some imports would swallow the interrupt.
     """
+
+    def receive() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        threading.Event().wait()
+
     signal.signal(signal.SIGINT, lambda *_: os._exit(interrupted()))
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    threading.Thread(target=receive, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 

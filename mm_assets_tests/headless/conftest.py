@@ -12,7 +12,6 @@ import dagster as dg
 import pytest
 
 from mm_assets.definitions import SHARDED_ASSETS
-from mm_assets.headless import instance as interrupts
 from mm_assets.headless import run as headless_run
 from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.formats.images.pictures import picture
@@ -107,10 +106,9 @@ class Project:
 
 @pytest.fixture(scope="package", autouse=True)
 def shared_by_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One working directory, so that workers are shared, and signals of this process as they were."""
+    """One working directory, so that workers are shared."""
     with kept_engines(), warm_workers(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("working_directory"))
-        patch.setattr(interrupts, "watch_for_interrupts", lambda: None)
         yield
 
 

@@ -4,6 +4,7 @@ process of its own, as `make demo` is.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -236,6 +237,24 @@ def test_a_terminal_without_such_letters(tmp_path: Path) -> None:
         done.stdout.splitlines()[1]
         == r"shard '\u65e5': raw_shards.integrity: 1 unreadable; quarantine.empty: not empty: 1 bad_json"
     )
+
+
+def test_an_interrupt_that_a_parent_blocks_is_received() -> None:
+    """With Ray nothing else takes the block away, as `multiprocessing` does when it starts a process."""
+    code = (
+        "from mm_assets.headless.instance import watch_for_interrupts as watch; watch(); print(flush=True); "
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"{code}import time; time.sleep(60)"], stdout=subprocess.PIPE
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert process.stdout is not None and process.stdout.readline() == b"\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    process.stdout.close()
 
 
 @pytest.mark.parametrize("moment", ["before the run", "in the run"])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.headless import instance as interrupts
 from mm_assets_tests.graph.kept_engines import kept_engines
 from mm_assets_tests.live.automated import Storage, in_sqlite
 from mm_assets_tests.live.daemon import DagsterDev
@@ -18,10 +17,9 @@ from mm_assets_tests.warm_workers import warm_workers
 
 
 @pytest.fixture(scope="package", autouse=True)
-def signals_and_engines() -> Iterator[None]:
-    """What commands in this process leave as it is, and what they share."""
-    with kept_engines(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interrupts, "watch_for_interrupts", lambda: None)
+def engines() -> Iterator[None]:
+    """What commands in this process share."""
+    with kept_engines():
         yield
 
 
