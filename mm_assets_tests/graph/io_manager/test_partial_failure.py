@@ -5,6 +5,7 @@ these.
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -188,17 +189,19 @@ def test_skip_lets_the_run_succeed_with_a_warning(deployment: Toy, gate: bool) -
     assert len(warnings) == (1 if gate else 0)
 
 
-def test_gate_repeated_alone_still_fails(deployment_on_disk: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def _job_of_other_processes(name: str, deployment: Toy) -> Any:
+    return dg.build_reconstructable_job(toy.__name__, name, (str(deployment.raw), str(deployment.root)))
+
+
+def test_gate_repeated_alone_still_fails(deployment_on_disk: Toy) -> None:
     """ "Re-execute from failure" of a *run* repeats only its failed gate, which must not turn green over
     missing shards.
     """
     deployment = deployment_on_disk
     damaged(deployment)
-    monkeypatch.setenv("TOY_RAW", str(deployment.raw))
-    monkeypatch.setenv("TOY_ROOT", str(deployment.root))
     first = deployment.run("two", "k01", "k12")
     again = dg.ReexecutionOptions.from_failure(first.run_id, deployment.instance)
-    job = dg.reconstructable(toy.two_job)
+    job = _job_of_other_processes("two_job", deployment)
     with dg.execute_job(job, deployment.instance, reexecution_options=again) as second:
         assert second.run_id != first.run_id
         assert {e.step_key for e in second.all_events if e.is_step_event} == {
@@ -213,18 +216,15 @@ def test_gate_repeated_alone_still_fails(deployment_on_disk: Toy, monkeypatch: p
         assert third.success
 
 
-def test_multiprocess_executor_gives_the_same(
-    deployment_on_disk: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_multiprocess_executor_gives_the_same(deployment_on_disk: Toy) -> None:
     """Slower, and with a pool for every step, but right: a step knows of the one before from the event log
     alone.
     """
     deployment = deployment_on_disk
     damaged(deployment)
-    monkeypatch.setenv("TOY_RAW", str(deployment.raw))
-    monkeypatch.setenv("TOY_ROOT", str(deployment.root))
     tags = {"dagster/asset_partition_range_start": "k01", "dagster/asset_partition_range_end": "k12"}
-    with dg.execute_job(dg.reconstructable(toy.parallel_job), deployment.instance, tags=tags) as run:
+    job = _job_of_other_processes("parallel_job", deployment)
+    with dg.execute_job(job, deployment.instance, tags=tags) as run:
         assert not run.success
     for asset in ("curated", "scores"):
         events = [str(r.partition_key) for r in deployment.history(asset)]

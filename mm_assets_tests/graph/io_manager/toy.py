@@ -179,14 +179,16 @@ def definitions(raw: str, root: str, **config: Any) -> dg.Definitions:
     )
 
 
-def parallel_job() -> dg.JobDefinition:
-    """`two_job` with a process for each step, forked from one that has imported this module."""
+def two_job(raw: str, root: str) -> dg.JobDefinition:
+    """The job "two" over these folders, for processes that import it."""
+    return definitions(raw, root).resolve_job_def("two")
+
+
+def parallel_job(raw: str, root: str) -> dg.JobDefinition:
+    """`two_job` with a process for each step, forked from one that has imported this module.
+
+    The process that forks is shared by all who ask for one, and keeps the environment of the first.
+    """
     forked = {"start_method": {"forkserver": {"preload_modules": [__name__]}}}
     executor = dg.multiprocess_executor.configured(forked)
-    defs = definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"], executor=executor)
-    return defs.resolve_job_def("two")
-
-
-def two_job() -> dg.JobDefinition:
-    """The job "two" of a deployment that the environment describes, for processes that import it."""
-    return definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"]).resolve_job_def("two")
+    return definitions(raw, root, executor=executor).resolve_job_def("two")
