@@ -24,6 +24,7 @@ from mm_assets.terminal import interrupted
 
 if TYPE_CHECKING:
     import dagster as dg
+    from dagster._core.instance.ref import InstanceRef
 
 _UNSET = re.compile(r'environment variable "(\w+)" which is not set')
 
@@ -31,6 +32,9 @@ _UNSET = re.compile(r'environment variable "(\w+)" which is not set')
 @contextmanager
 def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
     """Open the instance that ``DAGSTER_HOME`` names.
+
+    What its runs print goes to this command's own streams, and into no file: Dagster would write it to a file
+    and let a ``tail`` print it, which is ended before it has printed the last lines.
 
     Raises:
         ValueError: its ``dagster.yaml`` is wrong, a variable in it is not set, or its database cannot be
@@ -48,7 +52,7 @@ def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
             ref = InstanceRef.from_dir(str(home))
             # What is half made, or broken by two that were first, is mended for the stock classes, too.
             make_stock_tables((ref.run_storage_data, ref.event_storage_data, ref.schedule_storage_data))
-            instance = dg.DagsterInstance.from_ref(ref)
+            instance = dg.DagsterInstance.from_ref(_without_output_files(ref))
     except (OSError, ValueError):
         raise
     except Exception as error:  # storage classes raise what they like
@@ -57,6 +61,18 @@ def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
         raise ValueError(f"{at}: {_reason(error)}") from error
     with instance:
         yield instance
+
+
+def _without_output_files(ref: InstanceRef) -> InstanceRef:
+    """Keep where a deployment collects output; Dagster's default is a folder of this machine."""
+    from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
+    from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
+    from dagster._serdes import ConfigurableClassData
+
+    if ref.compute_logs_data.class_name != LocalComputeLogManager.__name__:
+        return ref
+    nowhere = ConfigurableClassData(NoOpComputeLogManager.__module__, NoOpComputeLogManager.__name__, "{}")
+    return ref._replace(compute_logs_data=nowhere)
 
 
 def _reason(error: Exception) -> str:
