@@ -42,8 +42,8 @@ from mm_assets.automation.due_shards import (
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.assets import OVERVIEW
-from mm_assets.graph.dagster_internals import LANCE_POOL, SHARDS
-from mm_assets.graph.instance_queries import fail_lost_runs, unfinished_runs
+from mm_assets.graph.dagster_internals import LANCE_POOL, SHARDS, unfinished_runs
+from mm_assets.graph.instance_queries import fail_lost_runs
 from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation

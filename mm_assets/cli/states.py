@@ -240,7 +240,8 @@ def _refuse_unlikely(keys: Sequence[str], known: Collection[str], unmatched: Seq
 def _refuse_while_unfinished(instance: Any) -> None:
     """Raise where a run, or a backfill's next one, may write what is being removed."""
     from mm_assets.automation.backfills import unfinished_backfills
-    from mm_assets.graph.instance_queries import fail_lost_runs, unfinished_runs
+    from mm_assets.graph.dagster_internals import unfinished_runs
+    from mm_assets.graph.instance_queries import fail_lost_runs
 
     fail_lost_runs(instance)
     found = [f"run {run_retire.run_id}" for run_retire in unfinished_runs(instance)]

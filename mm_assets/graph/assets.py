@@ -223,9 +223,10 @@ def with_settings(asset: dg.AssetsDefinition, resources: Mapping[str, Any]) -> d
 def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:
     """Return the check `landed` of each sharded asset among `assets`; other objects are ignored.
 
-    It runs as a step of its own after the asset's. When shards of the run did not land, it fails and names
-    them, and with it the run; the good shards still reach the next assets. Launched alone it covers all
-    shards of the asset, whichever run they failed in.
+    It runs as a step of its own after the asset's, and names every shard of the asset that has not landed,
+    whichever run it failed in. When shards of its own run did not land, also those that another run has
+    planned since, it fails that run; the good shards still reach the next assets. Launched alone it fails for
+    any shard of the asset.
     """
     return [
         _landed_check(key, policy)
@@ -261,29 +262,39 @@ def _outputs_of(body: Body, checks: tuple[ShardCheck, ...]) -> Callable[..., Ite
 def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
     # A generator, so that the result is stored before the failure is raised; Dagster takes one, its
     # annotation does not say so.
-    @dg.asset_check(asset=asset, name=LANDED, description="Every shard of the run has been published.")  # type: ignore[arg-type]
+    @dg.asset_check(asset=asset, name=LANDED, description="Every shard that was tried has been published.")  # type: ignore[arg-type]
     def landed(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         partitions_def = context.job_def.asset_layer.get(asset).partitions_def
         assert partitions_def is not None, "a sharded asset has partitions"
         runs = dagster_internals.family(context.instance, context.run)
-        keys = {
+        run_ids = [run.run_id for run in runs]
+        of_run = {
             key
             for run in runs
             for key in dagster_internals.keys_of_run(run, partitions_def, context.instance)
         }
-        if keys:
-            bad = dagster_internals.failed_attempts(
-                context.instance, asset, keys, [run.run_id for run in runs]
+        every = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
+        missing = every.intersection(dagster_internals.not_landed(context.instance, asset, ended=run_ids))
+        if of_run:
+            bad = sorted(
+                dagster_internals.attempts_without_result(context.instance, asset, of_run, run_ids)
             )
         else:  # launched on its own: all shards of the asset
-            keys = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
-            bad = dagster_internals.failed_attempts(context.instance, asset, keys)
-        metadata = metadata_values({"shards": {"json": bad}, "failed": len(bad), "of": len(keys)})
+            of_run, bad = every, sorted(missing)
+        missing.update(bad)
+        metadata = metadata_values(
+            {
+                "shards": {"json": sorted(missing)},
+                "failed": len(missing),
+                "of": len(every | of_run),
+                "failed_in_this_run": {"json": bad},
+            }
+        )
         severity = dg.AssetCheckSeverity.ERROR if policy == STRICT else dg.AssetCheckSeverity.WARN
-        yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)
+        yield dg.AssetCheckResult(passed=not missing, severity=severity, metadata=metadata)
         if bad:
             text = (
-                f"{len(bad)} of {counted(len(keys), 'shard')} of {asset.to_user_string()} did not land: "
+                f"{len(bad)} of {counted(len(of_run), 'shard')} of {asset.to_user_string()} did not land: "
                 f"{', '.join(bad)}"
             )
             if policy == STRICT:

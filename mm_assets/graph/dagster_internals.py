@@ -69,6 +69,10 @@ MARK: str = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 URI = "dagster/uri"
 REASON = "error"  # why a shard did not land, as text
 
+# Statuses of runs that work, and of all that have been launched and have not ended.
+WORKING = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+UNFINISHED = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *WORKING)
+
 # Storage ids or keys per query: SQLite refuses statements with too many variables.
 _BATCH = 500
 
@@ -231,39 +235,69 @@ def failing_shards(
     return {key: evaluation for key, evaluation in found.items() if key in failing}
 
 
-def failed_attempts(
+def attempts_without_result(
     instance: dg.DagsterInstance,
     asset: dg.AssetKey,
-    keys: Iterable[str],
+    keys: Iterable[str] | None = None,
     run_ids: Iterable[str] | None = None,
-) -> list[str]:
-    """Return those of `keys` whose latest attempt has no materialization, sorted.
+    *,
+    but: Iterable[str] = (),
+) -> dict[str, str]:
+    """Return the partitions that runs have tried to make and none has materialized since, with the last run.
 
-    Called within a run, after the asset's step. A shard that another run has planned since belongs to that
-    run.
+    What runs that are not asked for have tried in the meantime changes nothing.
 
     Args:
-        run_ids: count attempts of these runs only; None: of any run that has ended.
+        keys: these partitions; None: all of the asset.
+        run_ids: attempts of these runs; None: of all.
+        but: attempts of these runs do not count.
     """
-    keys = list(keys)
-    planned = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, keys)
-    landed = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, keys)
-    open_ = {key for key, storage_id in planned.items() if storage_id > landed.get(key, -1)}
-    if not open_:
-        return []
-    # This query scans all partitions of the asset: it runs only when something failed, and from there on.
-    start = min(planned[key] for key in open_) - 1
-    log = instance.event_log_storage
-    attempts = log.get_latest_asset_partition_materialization_attempts_without_materializations(
-        asset, after_storage_id=start
+    wanted = None if keys is None else list(keys)
+    planned, made = (
+        _storage_ids(instance, asset, kind, wanted)
+        for kind in (
+            dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
+            dg.DagsterEventType.ASSET_MATERIALIZATION,
+        )
     )
-    run_of_key = {key: attempts[key][0] for key in open_ if key in attempts}
-    runs = (
-        set(run_ids)
-        if run_ids is not None
-        else {r for r in set(run_of_key.values()) if _has_ended(instance, r)}
-    )
-    return sorted(key for key, run in run_of_key.items() if run in runs)
+    open_ = sorted(key for key, id_ in planned.items() if id_ > made.get(key, -1))
+    asked, not_asked = None if run_ids is None else set(run_ids), set(but)
+    log, row = instance.event_log_storage, SqlEventLogStorageTable.c
+    assert isinstance(log, SqlEventLogStorage), "an event log in a database"
+    found: dict[str, str] = {}
+    for batch in _batches(open_):
+        last = db.func.max(row.id).label("last")
+        query = db.select(row.partition, row.run_id, last).where(
+            row.asset_key == asset.to_string(),
+            row.dagster_event_type == dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value,
+            row.partition.in_(batch),
+        )
+        with log.index_connection() as connection:
+            rows = connection.execute(query.group_by(row.partition, row.run_id).order_by("last")).fetchall()
+        for key, run_id, id_ in rows:
+            is_asked = run_id not in not_asked and (asked is None or run_id in asked)
+            if is_asked and id_ > made.get(key, -1):
+                found[key] = run_id
+    return found
+
+
+def not_landed(instance: dg.DagsterInstance, asset: dg.AssetKey, ended: Iterable[str] = ()) -> list[str]:
+    """Return the partitions of an asset that a run which has ended could not make, and none has made since.
+
+    That one of them is being made again changes nothing.
+
+    Args:
+        ended: ids of runs that count as ended: the one that asks.
+    """
+    unfinished = {run.run_id for run in unfinished_runs(instance)}
+    return sorted(attempts_without_result(instance, asset, but=unfinished - set(ended)))
+
+
+def unfinished_runs(
+    instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None, limit: int | None = None
+) -> Sequence[dg.DagsterRun]:
+    """Return the latest runs, all or those with these tags, that have been launched and have not ended."""
+    return instance.get_runs(dg.RunsFilter(statuses=UNFINISHED, tags=tags), limit=limit)
 
 
 def family(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
@@ -324,14 +358,12 @@ def makes_asset(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> b
     )
 
 
-def _has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
-    run = instance.get_run_by_id(run_id)
-    return run is None or run.is_finished
-
-
 def _storage_ids(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str] | None
 ) -> dict[str, int]:
+    """Return the latest event of this kind of each partition; without keys of all partitions of the asset."""
+    if keys is None:
+        return dict(instance.get_latest_storage_id_by_partition(asset, kind))
     found: dict[str, int] = {}
     for batch in _batches(list(keys)):
         found.update(instance.get_latest_storage_id_by_partition(asset, kind, set(batch)))

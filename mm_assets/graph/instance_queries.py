@@ -10,7 +10,6 @@ no longer holds:
 * the table of check executions has one row for each run, check and partition, with the outcome and the
   serialized evaluation, whose severity is found in its text;
 * deleted dynamic partitions leave their table, which lies in the same database;
-* an attempt without a materialization after it is named with its run;
 * backfills keep their target partitions, ticks their outcome.
 
 A run whose process has died is one that Dagster takes to be going on for ever. It would block the run queue,
@@ -43,7 +42,7 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._serdes import deserialize_value
 
-from mm_assets.graph.dagster_internals import REASON
+from mm_assets.graph.dagster_internals import REASON, unfinished_runs
 from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, temporary_name, was_running
 
 # Run ids per query: SQLite refuses statements with too many variables.
@@ -55,26 +54,6 @@ _EVALUATED = (AssetCheckExecutionRecordStatus.SUCCEEDED.value, AssetCheckExecuti
 _IS_ERROR = _Checks.evaluation_event.like('%"AssetCheckSeverity.ERROR"%')
 _Events = SqlEventLogStorageTable.c
 
-# Statuses of runs that work, and of all that have been launched and have not ended.
-WORKING = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
-UNFINISHED = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *WORKING)
-
-
-def open_attempts(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, str]:
-    """Return the partitions whose latest attempt has no materialization, with the run of the attempt.
-
-    Whether that run has ended is not asked. The cost is that of all partitions of the asset.
-    """
-    log = instance.event_log_storage
-    found = log.get_latest_asset_partition_materialization_attempts_without_materializations(asset)
-    return {key: run_id for key, (run_id, _) in found.items()}
-
-
-def unfinished_runs(
-    instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None, limit: int | None = None
-) -> Sequence[dg.DagsterRun]:
-    """Return the latest runs, all or those with these tags, that have been launched and have not ended."""
-    return instance.get_runs(dg.RunsFilter(statuses=UNFINISHED, tags=tags), limit=limit)
 
 
 def backfills(
@@ -213,53 +192,6 @@ def evaluation_before(
         event = deserialize_value(text, dg.EventLogEntry).dagster_event
         return (run, event.asset_check_evaluation_data) if event is not None else None
     return None
-
-
-def attempts_before(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Sequence[str]
-) -> dict[str, str]:
-    """Return the partitions that runs other than these have tried to make last, with the run of each.
-
-    Those that were materialized since are not among them.
-    """
-    return _attempts(instance, asset, keys, _Events.run_id.notin_(run_ids))
-
-
-def attempts_in(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Sequence[str]
-) -> dict[str, str]:
-    """Return the partitions that these runs have tried to make, with the run of each.
-
-    Those that were materialized since are not among them.
-    """
-    return _attempts(instance, asset, keys, _Events.run_id.in_(run_ids))
-
-
-def _attempts(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], by: Any
-) -> dict[str, str]:
-    storage = instance.event_log_storage
-    assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
-    planned, made = (
-        kind.value
-        for kind in (
-            dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
-            dg.DagsterEventType.ASSET_MATERIALIZATION,
-        )
-    )
-    found: dict[str, str] = {}
-    with storage.index_connection() as connection:
-        for batch in _batches(sorted(keys)):
-            of_asset = (_Events.asset_key == asset.to_string(), _Events.partition.in_(batch))
-            latest = db.select(_Events.partition, db.func.max(_Events.id)).group_by(_Events.partition)
-            planned_by = (_Events.dagster_event_type == planned, by)
-            of_kind = _Events.dagster_event_type
-            attempts = _pairs(connection.execute(latest.where(*of_asset, *planned_by)))
-            landed = _pairs(connection.execute(latest.where(*of_asset, of_kind == made)))
-            open_ = [id_ for key, id_ in attempts.items() if id_ > landed.get(key, 0)]
-            runs = db.select(_Events.partition, _Events.run_id).where(_Events.id.in_(open_))
-            found.update(_pairs(connection.execute(runs)))
-    return found
 
 
 def reasons(

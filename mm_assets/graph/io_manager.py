@@ -336,9 +336,9 @@ class ShardIOManager(ShardHooks):
         found = dagster_internals.latest_materializations(context.instance, asset, keys)
         run = dagster_internals.run_of(context)
         failed = (
-            set(dagster_internals.failed_attempts(context.instance, asset, keys, [run.run_id]))
+            dagster_internals.attempts_without_result(context.instance, asset, keys, [run.run_id])
             if run
-            else set()
+            else {}
         )
         return ShardSet(
             asset.to_user_string(),

@@ -19,7 +19,7 @@ import dagster as dg
 from mm_assets.automation.alerts.message import NAMED, Cause, Kind, Origin
 from mm_assets.automation.alerts.shards import View
 from mm_assets.graph import instance_queries
-from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.graph.dagster_internals import SHARDS, attempts_without_result
 from mm_assets.graph.io_manager import LANDED
 from mm_assets.graph.messages import LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.model.errors import counted
@@ -102,7 +102,8 @@ def failed_checks(
                 common = set(cause.failing.keys() & other.failing.keys())
                 if common and cause.origin != other.origin:  # a later attempt, which did not evaluate it
                     asset = dg.AssetKey.from_user_string(other.subject)
-                    common = set(instance_queries.attempts_in(view.instance, asset, common, cause.run_ids))
+                    attempts = attempts_without_result(view.instance, asset, common, cause.run_ids)
+                    common = set(attempts)
                 if common:
                     notes[other.key].append(f"{cause.subject}.{check.name} ({len(common)})")
                     cause = cause.without(common)

@@ -19,7 +19,7 @@ import dagster as dg
 
 from mm_assets.automation.alerts.message import NAMED, Cause, Kind, Origin
 from mm_assets.automation.alerts.shards import WILL_RETRY, View, first_line, run_error
-from mm_assets.graph import instance_queries
+from mm_assets.graph import dagster_internals, instance_queries
 from mm_assets.graph.io_manager import LANDED
 from mm_assets.graph.proof import ZERO_LOSS
 
@@ -190,7 +190,7 @@ _ASKED = 100  # runs, and backfills, of which the last event is looked up
 def runs_in_progress(view: View) -> list[dg.RunRecord]:
     """Return the runs that work."""
     records = list(
-        view.instance.get_run_records(dg.RunsFilter(statuses=instance_queries.WORKING), limit=_ASKED)
+        view.instance.get_run_records(dg.RunsFilter(statuses=dagster_internals.WORKING), limit=_ASKED)
     )
     view.add(record.dagster_run for record in records)
     return records
@@ -212,7 +212,7 @@ def hanging(view: View, in_progress: list[dg.RunRecord]) -> list[Cause]:
         if view.now - backfill.backfill_timestamp < SILENT:
             continue
         tags = {"dagster/backfill": backfill.backfill_id}
-        if instance_queries.unfinished_runs(view.instance, tags, limit=1):
+        if dagster_internals.unfinished_runs(view.instance, tags, limit=1):
             continue
         runs = view.instance.get_run_records(
             dg.RunsFilter(tags=tags), limit=1, order_by="update_timestamp", ascending=False

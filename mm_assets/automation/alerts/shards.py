@@ -242,7 +242,9 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
     asset = dg.AssetKey.from_user_string(cause.subject)
     assert cause.origin is not None, "each attempt has a run"
     before = view.told(
-        instance_queries.attempts_before(view.instance, asset, cause.failing, view.run_ids(cause.origin)),
+        dagster_internals.attempts_without_result(
+            view.instance, asset, cause.failing, but=view.run_ids(cause.origin)
+        ),
         told,
     )
     compared = sorted(before)[:_COMPARED]
@@ -257,7 +259,7 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
 def open_attempts(view: View) -> Attempts:
     """Return the attempts on shards that have not landed; what somebody has cancelled is none."""
     found = {
-        asset: instance_queries.open_attempts(view.instance, asset)
+        asset: dagster_internals.attempts_without_result(view.instance, asset)
         for asset in sorted(view.repository.asset_graph.materializable_asset_keys)
         if view.is_sharded(asset)
     }

@@ -140,16 +140,27 @@ def test_wiped_events_are_gone(instance: dg.DagsterInstance) -> None:
 
 
 def test_attempts_without_materialization(instance: dg.DagsterInstance) -> None:
+    def tried(keys: list[str] | None = None, *runs: str) -> list[str]:
+        found = dagster_internals.attempts_without_result(instance, KEY, keys, runs or None)
+        return sorted(found)
+
     first = run_probe(instance, ["p0", "p2"])
-    assert dagster_internals.failed_attempts(instance, KEY, KEYS, [first.run_id]) == ["p1", "p3"]
-    assert dagster_internals.failed_attempts(instance, KEY, ["p0", "p1"], [first.run_id]) == ["p1"]
-    assert dagster_internals.failed_attempts(instance, KEY, KEYS, ["another run"]) == []
-    assert dagster_internals.failed_attempts(instance, KEY, KEYS) == ["p1", "p3"]
+    assert tried(KEYS, first.run_id) == tried() == ["p1", "p3"]
+    assert tried(["p0", "p1"], first.run_id) == ["p1"]
+    assert tried(KEYS, "another run") == []
+    assert dagster_internals.not_landed(instance, KEY) == ["p1", "p3"]
     second = run_probe(instance, ["p0", "p1"])
-    assert dagster_internals.failed_attempts(instance, KEY, KEYS, [second.run_id]) == ["p2", "p3"]
-    assert dagster_internals.failed_attempts(instance, KEY, KEYS, [first.run_id]) == []
+    assert tried(KEYS, second.run_id) == ["p2", "p3"]
+    assert tried(KEYS, first.run_id) == ["p3"]  # also where another has planned it since
+    assert dagster_internals.attempts_without_result(instance, KEY, but=[second.run_id]) == {"p3": first.run_id}
     run_probe(instance, KEYS[:4])
-    assert dagster_internals.failed_attempts(instance, KEY, KEYS) == []
+    assert tried() == dagster_internals.not_landed(instance, KEY) == []
+
+
+def test_a_wiped_attempt_is_none(instance: dg.DagsterInstance) -> None:
+    run_probe(instance, ["p0"])
+    instance.wipe_assets([KEY])
+    assert dagster_internals.attempts_without_result(instance, KEY) == {}
 
 
 def test_an_evaluation_counts_while_it_names_the_latest_materialization(instance: dg.DagsterInstance) -> None:

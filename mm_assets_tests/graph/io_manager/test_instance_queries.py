@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from mm_assets.graph import instance_queries
+from mm_assets.graph import dagster_internals, instance_queries
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.graph.io_manager.toy import check_key
 
@@ -79,17 +79,26 @@ def test_runs_with_failures_are_told_from_those_without(writer: Writer) -> None:
     assert not instance_queries.has_failures(writer.instance, CHECK, [])
 
 
-def test_attempts_are_open_until_something_is_materialized(writer: Writer) -> None:
+def test_attempts_have_no_result_until_something_is_materialized(writer: Writer) -> None:
     first, second = writer.begin_run(), writer.begin_run()
     for key in ("a", "b"):
         writer.planned(first, "curated", key)
     writer.materialized(first, "curated", "a")
-    asset = dg.AssetKey("curated")
-    assert instance_queries.open_attempts(writer.instance, asset) == {"b": first}
+    asset, attempts = dg.AssetKey("curated"), dagster_internals.attempts_without_result
+    assert attempts(writer.instance, asset) == {"b": first}
     writer.planned(second, "curated", "b")
-    assert instance_queries.open_attempts(writer.instance, asset) == {"b": second}
-    writer.materialized(second, "curated", "b")
-    assert instance_queries.open_attempts(writer.instance, asset) == {}
+    writer.planned(second, "curated", "c")
+    assert attempts(writer.instance, asset) == {"b": second, "c": second}
+    assert attempts(writer.instance, asset, run_ids=[first]) == {"b": first}
+    assert attempts(writer.instance, asset, but=[second]) == {"b": first}
+    # What is planned, or being made, is neither there nor missing; a first attempt that ended failed for b.
+    assert dagster_internals.not_landed(writer.instance, asset) == []
+    writer.end_run(first, False)
+    assert dagster_internals.not_landed(writer.instance, asset) == ["b"]
+    assert dagster_internals.not_landed(writer.instance, asset, ended=[second]) == ["b", "c"]
+    for key in "bc":
+        writer.materialized(second, "curated", key)
+    assert attempts(writer.instance, asset) == {}
 
 
 def test_backfills_by_status_the_latest_first(writer: Writer) -> None:

@@ -11,6 +11,9 @@ import dagster as dg
 import pytest
 
 from mm_assets.graph.assets import landed_checks
+from mm_assets.graph.messages import ShardResult
+from mm_assets.graph.planned_jobs import ShardReports
+from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.graph.io_manager import toy, toy_job
 from mm_assets_tests.graph.io_manager.conftest import Toy
 from mm_assets_tests.quick_instance import quick_instance
@@ -242,6 +245,52 @@ def test_gate_launched_alone_takes_stock_of_all_shards(deployment: Toy) -> None:
     assert [
         e.metadata["shards"].value for e in run.get_asset_check_evaluations() if e.asset_check_key in gate
     ] == [BAD]
+
+
+def test_landed_names_all_that_is_missing_and_fails_its_own_run_only(deployment: Toy) -> None:
+    damaged(deployment)
+    gate = [toy.check_key("curated", "landed")]
+
+    def landed(run: dg.ExecuteInProcessResult) -> list[tuple[object, object, object]]:
+        return [
+            (e.passed, e.metadata["shards"].value, e.metadata["failed_in_this_run"].value)
+            for e in run.get_asset_check_evaluations()
+            if e.asset_check_key in gate
+        ]
+
+    first = deployment.run("two", "k01", "k03")
+    assert (first.success, landed(first)) == (False, [(False, ["k03"], ["k03"])])
+    good = deployment.run("two", "k04", "k06")
+    assert (good.success, landed(good)) == (True, [(False, ["k03"], [])])
+    last = deployment.run("two", "k07", "k12")
+    assert (last.success, landed(last)) == (False, [(False, BAD, ["k07", "k08"])])
+    deployment.shard("k03")
+    mended = deployment.run("two", "k03")
+    assert (mended.success, landed(mended)) == (True, [(False, ["k07", "k08"], [])])
+
+
+def test_a_run_fails_for_a_shard_that_another_has_planned_since(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its older version does not pass for what the run was to make."""
+    keys = deployment.shards(3)
+    assert deployment.run("two", "k01", "k03").success
+    deployment.shard("k02", "RAISE")
+    writer = Writer(deployment.instance)
+    report = ShardReports.failure
+
+    def overtaken(self: ShardReports, result: ShardResult) -> None:
+        writer.planned(writer.begin_run(), self.asset.to_user_string(), result.key)
+        report(self, result)
+
+    monkeypatch.setattr(ShardReports, "failure", overtaken)
+    run = deployment.run("two", "k01", "k03")
+    assert len(writer.runs) == 2
+    assert not run.success
+    assert set(deployment.failures(run)) == {"curated_landed", "scores_landed"}
+    assert deployment.landed("scores", run) == ["k01", "k03"]
+    assert "1 of 3 shards of scores did not land: k02" in deployment.failures(run)["scores_landed"]
+    assert deployment.status("curated", keys)["k02"] == "IN_PROGRESS"
 
 
 def test_damaged_output_path_is_the_shards_own_failure(deployment: Toy) -> None:
