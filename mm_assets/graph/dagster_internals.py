@@ -184,11 +184,21 @@ def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest 
     return None
 
 
-def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> None:
-    """Withdraw the planned evaluations of these checks that a run never made.
+def withdraw_planned(
+    instance: dg.DagsterInstance,
+    run_id: str,
+    checks: Iterable[dg.AssetCheckKey],
+    keys: Iterable[str] = (),
+) -> None:
+    """Withdraw the planned evaluations of these checks that a run, or one before it, never made.
 
     What was not checked has not failed: partitions keep their earlier outcome. Only event logs in a database
     store planned checks apart from their events.
+
+    Args:
+        run_id: the run, whose planned evaluations are withdrawn for all partitions.
+        keys: partitions that the run has tried. What a run that has ended had planned for them, or for no
+            partition, is withdrawn as well: a killed run could not do so itself.
     """
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -197,18 +207,33 @@ def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable
     for check in checks:
         by_asset.setdefault(check.asset_key.to_string(), []).append(check.name)
     table = AssetCheckExecutionsTable.c
-    with storage.index_connection() as connection:
-        for asset, names in by_asset.items():
+    for asset, names in by_asset.items():
+        of_checks = (
+            table.asset_key == asset,
+            table.check_name.in_(names),
+            table.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
+        )
+        # Nothing is materialized for what is only planned: with that condition an index has all it takes.
+        unfilled = table.materialization_event_storage_id.is_(None)
+        places = [(unfilled, table.partition.is_(None))]
+        places += [(unfilled, table.partition.in_(batch)) for batch in _batches(list(keys))]
+        with storage.index_connection() as connection:
             connection.execute(
-                AssetCheckExecutionsTable.delete().where(
-                    db.and_(
-                        table.asset_key == asset,
-                        table.check_name.in_(names),
-                        table.run_id == run_id,
-                        table.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
-                    )
-                )
+                AssetCheckExecutionsTable.delete().where(*of_checks, table.run_id == run_id)
             )
+            others = {
+                run
+                for place in places
+                for (run,) in connection.execute(db.select(table.run_id).where(*of_checks, *place).distinct())
+            }
+        over = others - {run.run_id for run in unfinished_runs(instance)} if others else set()
+        if not over:
+            continue
+        with storage.index_connection() as connection:
+            for place in places:
+                connection.execute(
+                    AssetCheckExecutionsTable.delete().where(*of_checks, *place, table.run_id.in_(sorted(over)))
+                )
 
 
 def failing_shards(

@@ -206,6 +206,7 @@ class CheckLog:
     Args:
         log_event: the method of the step's context.
         checks: specs of the checks that this step may evaluate, by name; outcomes of others are ignored.
+        tried: shards of the run, also those that nothing is added of.
     """
 
     def __init__(
@@ -215,6 +216,7 @@ class CheckLog:
         log_event: Callable[[Any], None],
         asset: dg.AssetKey,
         checks: Mapping[str, dg.AssetCheckSpec],
+        tried: Iterable[str] = (),
     ) -> None:
         self._instance = instance
         self._run_id = run_id
@@ -224,9 +226,11 @@ class CheckLog:
         self._pending: dict[str, Sequence[Check]] = {}
         self._pending_since = 0.0
         self._evaluated: dict[str, dict[str, Check]] = {}  # check -> shard -> outcome
+        self._tried: set[str] = set(tried)
 
     def add(self, shard: str, checks: Sequence[Check]) -> None:
         """Log these outcomes, at the latest with the next batch."""
+        self._tried.add(shard)
         known = [check for check in checks if check.name in self._specs]
         if not known:
             return
@@ -247,7 +251,7 @@ class CheckLog:
         """
         self._flush()
         dagster_internals.withdraw_planned(
-            self._instance, self._run_id, [spec.key for spec in self._specs.values()]
+            self._instance, self._run_id, [spec.key for spec in self._specs.values()], self._tried
         )
         latest = dagster_internals.latest_of_asset(self._instance, self._asset)
         problems = {name: lines for name, lines in (problems or {}).items() if lines}
@@ -493,7 +497,9 @@ def report_shards(
             known.
     """
     specs = {spec.name: spec for spec in context.check_specs if spec.key in context.selected_asset_check_keys}
-    log = CheckLog(context.instance, context.run.run_id, context.op_execution_context.log_event, asset, specs)
+    tried = dagster_internals.keys_of_run(context.run, SHARDS, context.instance)
+    log_event = context.op_execution_context.log_event
+    log = CheckLog(context.instance, context.run.run_id, log_event, asset, specs, tried)
     for shard, checks in outcomes:
         log.add(shard, checks)
     log.finish(beyond_shards())

@@ -3,6 +3,8 @@
 import dagster as dg
 import pytest
 
+from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.graph.io_manager import toy, toy_job
 from mm_assets_tests.graph.io_manager.conftest import Toy
 
@@ -48,6 +50,34 @@ def test_dagster_shows_the_results_per_partition(deployment: Toy) -> None:
         assert {k: row.latest_execution_status.name for k, row in rows.items()} == {
             "k01": "SUCCEEDED", "k02": "FAILED", "k03": "SUCCEEDED",
         }  # fmt: skip
+
+
+def test_what_a_killed_run_had_planned_is_withdrawn_once_its_shards_fail(deployment: Toy) -> None:
+    """Dagster shows a planned evaluation of a failed run as failed. What another run has planned stays."""
+    deployment.shards(3)
+    assert deployment.run("two", "k01", "k03").success
+    writer = Writer(deployment.instance)
+    key = toy.check_key("curated", "short_lines")
+
+    def outcomes() -> dict[str, set[object]]:
+        storage = deployment.instance.event_log_storage
+        with dg.partition_loading_context(dynamic_partitions_store=deployment.instance):
+            state = storage.get_asset_check_state([(key, SHARDS)])[key]
+            return {
+                status.value: set(subset.subset_value.get_partition_keys())
+                for status, subset in state.subsets.items()
+                if not subset.is_empty
+            }
+
+    killed, waiting = writer.begin_run(), writer.begin_run()
+    writer.planned_check(killed, "curated", "short_lines", ["k01", "k02"])
+    writer.planned_check(waiting, "curated", "short_lines", ["k03"])
+    writer.end_run(killed, False)
+    assert outcomes() == {"EXECUTION_FAILED": {"k01", "k02"}, "IN_PROGRESS": {"k03"}}
+    for name in ("k02", "k03"):
+        deployment.shard(name, "RAISE")
+    assert not deployment.run("two", "k01", "k03").success
+    assert outcomes() == {"SUCCEEDED": {"k01", "k02"}, "IN_PROGRESS": {"k03"}}
 
 
 def test_blocking_check_withholds_its_shard_only(deployment: Toy) -> None:
