@@ -375,6 +375,9 @@ class Settings:
         (), alert_targets, "where alerts go: Apprise URLs, separated by whitespace", is_secret=True
     )
     alert_on: str = _setting("error", one_of("error", "warn"), "least severity of failed checks that is told")
+    alert_remind: float | None = _setting(
+        7 * 86400.0, time_limit, "what still holds after so long is told again: 24h, 7d; 0: never"
+    )
     ui_url: str | None = _setting(None, web_address, "address of the UI, for the links in alerts")
     fresh_within: float | None = _setting(
         None, duration, "alert when nothing was materialized for so long: 24h, 7d"

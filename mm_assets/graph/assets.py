@@ -276,9 +276,7 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
         every = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
         missing = every.intersection(dagster_internals.not_landed(context.instance, asset, ended=run_ids))
         if of_run:
-            bad = sorted(
-                dagster_internals.attempts_without_result(context.instance, asset, of_run, run_ids)
-            )
+            bad = sorted(dagster_internals.attempts_without_result(context.instance, asset, of_run, run_ids))
         else:  # launched on its own: all shards of the asset
             of_run, bad = every, sorted(missing)
         missing.update(bad)

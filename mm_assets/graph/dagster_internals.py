@@ -218,9 +218,7 @@ def withdraw_planned(
         places = [(unfilled, table.partition.is_(None))]
         places += [(unfilled, table.partition.in_(batch)) for batch in _batches(list(keys))]
         with storage.index_connection() as connection:
-            connection.execute(
-                AssetCheckExecutionsTable.delete().where(*of_checks, table.run_id == run_id)
-            )
+            connection.execute(AssetCheckExecutionsTable.delete().where(*of_checks, table.run_id == run_id))
             others = {
                 run
                 for place in places
@@ -229,11 +227,10 @@ def withdraw_planned(
         over = others - {run.run_id for run in unfinished_runs(instance)} if others else set()
         if not over:
             continue
+        by_them = table.run_id.in_(sorted(over))
         with storage.index_connection() as connection:
             for place in places:
-                connection.execute(
-                    AssetCheckExecutionsTable.delete().where(*of_checks, *place, table.run_id.in_(sorted(over)))
-                )
+                connection.execute(AssetCheckExecutionsTable.delete().where(*of_checks, *place, by_them))
 
 
 def failing_shards(

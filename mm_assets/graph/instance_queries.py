@@ -55,7 +55,6 @@ _IS_ERROR = _Checks.evaluation_event.like('%"AssetCheckSeverity.ERROR"%')
 _Events = SqlEventLogStorageTable.c
 
 
-
 def backfills(
     instance: dg.DagsterInstance, statuses: Iterable[str], limit: int
 ) -> Sequence[PartitionBackfill]:

@@ -253,12 +253,21 @@ def all_clear(gone: Mapping[str, float], ui_url: str) -> Message:
         gone: their headlines, with the time at which each was first seen.
     """
     what = next(iter(gone)) if len(gone) == 1 else f"{len(gone)} problems are gone"
-    title = f"{_SENDER}: all clear: {what}"
-    shown = list(gone.items())[:NAMED]
-    lines = ["No longer so:", *(f"* {line} (first seen: {_minute(begun)})" for line, begun in shown)]
-    if len(gone) > NAMED:
-        lines.append(f"and {len(gone) - NAMED} more")
-    return Message(title, "\n".join(lines + _link(ui_url)), "clear")
+    return _of_headlines(f"all clear: {what}", "No longer so:", gone, ui_url, "clear")
+
+
+def reminder(holding: Mapping[str, float], level: Severity, ui_url: str) -> Message:
+    """Return the message that causes, which were told long ago, still hold; arguments as of `all_clear`."""
+    what = next(iter(holding)) if len(holding) == 1 else counted(len(holding), "problem")
+    return _of_headlines(f"still broken: {what}", "Still so:", holding, ui_url, level)
+
+
+def _of_headlines(title: str, first: str, begun: Mapping[str, float], ui_url: str, level: Level) -> Message:
+    shown = list(begun.items())[:NAMED]
+    lines = [first, *(f"* {line} (first seen: {_minute(since)})" for line, since in shown)]
+    if len(begun) > NAMED:
+        lines.append(f"and {len(begun) - NAMED} more")
+    return Message(f"{_SENDER}: {title}", "\n".join(lines + _link(ui_url)), level)
 
 
 def trial_message(ui_url: str) -> Message:

@@ -34,6 +34,7 @@ from mm_assets.automation.alerts.message import (
     alert,
     all_clear,
     headline,
+    reminder,
     series_of,
     summary,
 )
@@ -73,6 +74,7 @@ class Incident:
         repeats: ids of earlier backfills and runs whose shards failed in it again.
         repeated: how many shards were told with those, and not again.
         most: the largest number of shards that were found, told or not.
+        reminded: when it was last told that it still holds; 0: never.
     """
 
     headline: str
@@ -86,6 +88,7 @@ class Incident:
     repeats: list[str] = field(default_factory=list)
     repeated: int = 0
     most: int = 0
+    reminded: float = 0.0
 
     def note(self, cause: Cause) -> None:
         """Note which shards a cause has now."""
@@ -124,6 +127,7 @@ class Incidents:
         new_part: Callable[[Cause, Collection[str]], Cause | None],
         is_held: Callable[[str, Incident], bool],
         alert_on: Severity,
+        remind_after: float | None,
         ui_url: str,
         now: float,
     ) -> list[Message]:
@@ -135,6 +139,7 @@ class Incidents:
                 left. Asked only for causes of which an earlier backfill or run was told.
             is_held: whether an incident stays although its cause was not found in this tick.
             alert_on: `warn` tells causes of that severity, too.
+            remind_after: seconds after which what still holds is told again; None: never.
             now: seconds since 1970.
         """
         found = {cause.key: cause for cause in causes}
@@ -156,7 +161,20 @@ class Incidents:
         # What was told in one message may go on in parts.
         for incident in self.open.values():
             gone.pop(incident.headline, None)
-        return [*messages, *([all_clear(gone, ui_url)] if gone else [])]
+        messages += [all_clear(gone, ui_url)] if gone else []
+        return messages + (self._reminders(remind_after, ui_url, now) if remind_after else [])
+
+    def _reminders(self, after: float, ui_url: str, now: float) -> list[Message]:
+        """Tell of all that holds, once something was last told so long ago."""
+        told = [incident for incident in self.open.values() if incident.is_told]
+        if all(now - max(incident.begun, incident.reminded) < after for incident in told):
+            return []
+        holding: dict[str, float] = {}
+        for incident in sorted(told, key=lambda incident: incident.begun):
+            incident.reminded = now
+            holding.setdefault(incident.headline, incident.begun)
+        is_error = any(incident.severity == "error" for incident in told)
+        return [reminder(holding, "error" if is_error else "warn", ui_url)]
 
     def _goes_on(self, key: str, causes: Mapping[str, Cause]) -> bool:
         """Return whether the same is wrong in a later backfill or run: then nothing is clear."""
@@ -490,6 +508,7 @@ def tick(
         new_part=partial(new_part, view),
         is_held=found.is_held,
         alert_on="warn" if settings.alert_on == "warn" else "error",
+        remind_after=settings.alert_remind,
         ui_url=settings.ui_url or "",
         now=now,
     )

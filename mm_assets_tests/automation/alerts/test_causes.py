@@ -431,6 +431,19 @@ def test_assets_are_fresh_for_as_long_as_the_setting_says(alerts: Alerts) -> Non
     assert "- curated: last materialized 36.0 hours ago" in lines
 
 
+def test_what_is_still_broken_is_told_again_though_nothing_happens(alerts: Alerts) -> None:
+    keys = alerts.shards(2)
+    writer = alerts.writer()
+    run = writer.begin_run()
+    writer.planned(run, "curated", keys[0])
+    writer.end_run(run, False)
+    (headline,) = alerts.titles()
+    assert alerts.titles(later=6 * DAY) == []
+    assert alerts.titles(later=8 * DAY) == [f"still broken: {headline}"]
+    assert alerts.titles(later=9 * DAY) == []
+    assert alerts.titles(later=16 * DAY, alert_remind=None) == []
+
+
 def test_a_sensor_whose_ticks_fail(instance: dg.DagsterInstance, hook: Webhook, tmp_path: Path) -> None:
     @dg.sensor(job_name="all")
     def broken() -> None: ...

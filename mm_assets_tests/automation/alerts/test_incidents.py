@@ -27,6 +27,7 @@ def update(
     alert_on: Severity = "error",
     held: Sequence[str] = (),
     repeated: Mapping[str, Collection[str]] | None = None,
+    now: float | None = None,
 ) -> list[Message]:
     """One update.
 
@@ -42,13 +43,15 @@ def update(
     def is_held(key: str, incident: Incident) -> bool:
         return key in held
 
-    now = max((incident.begun for incident in incidents.open.values()), default=0) + 1
+    if now is None:
+        now = max((incident.begun for incident in incidents.open.values()), default=0) + 1
     messages = incidents.update(
         causes,
         detailed=lambda cause: cause,
         new_part=new_part,
         is_held=is_held,
         alert_on=alert_on,
+        remind_after=100.0,
         ui_url="",
         now=now,
     )
@@ -103,6 +106,25 @@ def test_what_is_held_is_neither_clear_nor_told_again() -> None:
     assert titles(incidents, held=[cause.key]) == []
     assert titles(incidents, cause) == []
     assert len(titles(incidents)) == 1
+
+
+def test_what_still_holds_is_told_again_in_one_message() -> None:
+    incidents = Incidents({})
+    first, second, warns = check("a", 3), check("b", 5), check("c", 1, severity="warn")
+    assert len(update(incidents, first, now=1000)) == 1
+    assert len(update(incidents, first, second, warns, now=1090)) == 1
+    assert update(incidents, first, second, warns, now=1099) == []
+    (message,) = update(incidents, first, second, warns, now=1100)
+    assert (message.title, message.level) == ("mm_assets: still broken: 2 problems", "error")
+    assert message.body.splitlines() == [
+        "Still so:",
+        "* Check a of curated failed: 3 shards in backfill b1 (first seen: 1970-01-01T00:16Z)",
+        "* Check b of curated failed: 5 shards in backfill b1 (first seen: 1970-01-01T00:18Z)",
+    ]
+    assert update(incidents, first, second, now=1190) == []
+    assert [message.level for message in update(incidents, second, now=1199)] == ["clear"]
+    (message,) = update(incidents, second, now=1200)
+    assert message.title == "mm_assets: still broken: Check b of curated failed: 5 shards in backfill b1"
 
 
 def test_nothing_is_clear_while_a_later_backfill_has_the_same_problem() -> None:
