@@ -69,6 +69,9 @@ MARK: str = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 URI = "dagster/uri"
 REASON = "error"  # why a shard did not land, as text
 
+# Events of an attempt on a partition: that it is planned, and that it has failed.
+_ATTEMPT = (dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, dg.DagsterEventType.ASSET_OBSERVATION)
+
 # Statuses of runs that work, and of all that have been launched and have not ended.
 WORKING = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 UNFINISHED = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *WORKING)
@@ -267,7 +270,9 @@ def attempts_without_result(
 ) -> dict[str, str]:
     """Return the partitions that runs have tried to make and none has materialized since, with the last run.
 
-    What runs that are not asked for have tried in the meantime changes nothing.
+    A run has tried a partition when it planned it, and when it observed that it failed (`ShardReports`): what
+    another run made in between does not mend that. What runs that are not asked for have tried changes
+    nothing.
 
     Args:
         keys: these partitions; None: all of the asset.
@@ -275,27 +280,28 @@ def attempts_without_result(
         but: attempts of these runs do not count.
     """
     wanted = None if keys is None else list(keys)
-    planned, made = (
-        _storage_ids(instance, asset, kind, wanted)
-        for kind in (
-            dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
-            dg.DagsterEventType.ASSET_MATERIALIZATION,
-        )
-    )
-    open_ = sorted(key for key, id_ in planned.items() if id_ > made.get(key, -1))
+    made = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, wanted)
+    open_ = {
+        key
+        for kind in _ATTEMPT
+        for key, id_ in _storage_ids(instance, asset, kind, wanted).items()
+        if id_ > made.get(key, -1)
+    }
     asked, not_asked = None if run_ids is None else set(run_ids), set(but)
     log, row = instance.event_log_storage, SqlEventLogStorageTable.c
     assert isinstance(log, SqlEventLogStorage), "an event log in a database"
+    last = db.func.max(row.id).label("last")
+    is_planned = db.func.min(row.dagster_event_type) == _ATTEMPT[0].value  # not what others have observed
     found: dict[str, str] = {}
-    for batch in _batches(open_):
-        last = db.func.max(row.id).label("last")
+    for batch in _batches(sorted(open_)):
         query = db.select(row.partition, row.run_id, last).where(
             row.asset_key == asset.to_string(),
-            row.dagster_event_type == dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value,
+            row.dagster_event_type.in_([kind.value for kind in _ATTEMPT]),
             row.partition.in_(batch),
         )
+        query = query.group_by(row.partition, row.run_id).having(is_planned).order_by(last)
         with log.index_connection() as connection:
-            rows = connection.execute(query.group_by(row.partition, row.run_id).order_by("last")).fetchall()
+            rows = connection.execute(query).fetchall()
         for key, run_id, id_ in rows:
             is_asked = run_id not in not_asked and (asked is None or run_id in asked)
             if is_asked and id_ > made.get(key, -1):

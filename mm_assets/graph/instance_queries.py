@@ -50,6 +50,7 @@ _BATCH = 500
 
 _Checks = AssetCheckExecutionsTable.c
 _FAILED = _Checks.execution_status == AssetCheckExecutionRecordStatus.FAILED.value
+_PASSED = _Checks.execution_status == AssetCheckExecutionRecordStatus.SUCCEEDED.value
 _EVALUATED = (AssetCheckExecutionRecordStatus.SUCCEEDED.value, AssetCheckExecutionRecordStatus.FAILED.value)
 _IS_ERROR = _Checks.evaluation_event.like('%"AssetCheckSeverity.ERROR"%')
 _Events = SqlEventLogStorageTable.c
@@ -154,24 +155,23 @@ def failing_partitions(
     return found
 
 
-def failed_before(
-    instance: dg.DagsterInstance, check: dg.AssetCheckKey, keys: Iterable[str], run_ids: Sequence[str]
-) -> dict[str, str]:
-    """Return those of these partitions whose last evaluation by any run but these failed, with that run."""
-    found: dict[str, str] = {}
+def failed_since_in(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, keys: Iterable[str], run_ids: Iterable[str]
+) -> set[str]:
+    """Return those of these partitions that failed the check in one of these runs, and in none passed since."""
+    found: set[str] = set()
+    runs = list(run_ids)
+    last = [_Checks.partition, db.func.max(_Checks.id)]
     for batch in _batches(sorted(keys)):
-        others = (_Checks.execution_status.in_(_EVALUATED), _Checks.run_id.notin_(run_ids))
-        latest = _select_checks(
-            instance,
-            [db.func.max(_Checks.id)],
-            check,
-            _Checks.partition.in_(batch),
-            *others,
-            group_by=[_Checks.partition],
-        )
-        ids = [row[0] for row in latest]
-        columns = [_Checks.partition, _Checks.run_id]
-        found.update(_pairs(_select_checks(instance, columns, check, _FAILED, _Checks.id.in_(ids))))
+        of_keys = _Checks.partition.in_(batch)
+        failed: dict[str, int] = {}
+        for some in _batches(runs):
+            rows = _select_checks(
+                instance, last, check, of_keys, _FAILED, _Checks.run_id.in_(some), group_by=[_Checks.partition]
+            )
+            failed |= {key: max(id_, failed.get(key, 0)) for key, id_ in rows}
+        passed = _pairs(_select_checks(instance, last, check, of_keys, _PASSED, group_by=[_Checks.partition]))
+        found |= {key for key, id_ in failed.items() if id_ > passed.get(key, 0)}
     return found
 
 

@@ -160,8 +160,8 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
         now = instance_queries.failing_evaluations(view.instance, check, cause.run_ids, 1, over_all=True)
         return None if now and _lines(now[0]) == _lines(before[1]) else cause
     cause = cause if cause.failing else _with_shards(view, check, cause)
-    earlier = instance_queries.failed_before(view.instance, check, cause.failing, runs)
-    cause = cause.without(view.told(earlier, told))
+    earlier = set(view.runs_of(told)).difference(runs)
+    cause = cause.without(instance_queries.failed_since_in(view.instance, check, cause.failing, earlier))
     return _with_errors(cause) if cause.shards else None
 
 

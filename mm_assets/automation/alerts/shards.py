@@ -145,6 +145,11 @@ class View:
             return [origin.id]
         return list(self.instance.get_run_ids(dg.RunsFilter(tags={_BACKFILL: origin.id})))
 
+    def runs_of(self, origins: Collection[str]) -> list[str]:
+        """Return the runs of backfills and single runs, by their ids."""
+        of_backfills = dg.RunsFilter(tags={_BACKFILL: sorted(origins)})
+        return [*origins, *self.instance.get_run_ids(of_backfills)]
+
     def size(self, origin: Origin, asset: dg.AssetKey) -> int:
         """Return how many shards of an asset a backfill or run is to make; 0 if that is not known."""
         if not origin.is_backfill:
@@ -159,11 +164,6 @@ class View:
         asset = dg.AssetKey.from_user_string(cause.subject)
         of = self.size(cause.origin, asset) if cause.origin else 0
         return replace(cause, names=names, of=max(of, cause.shards) if of else 0)
-
-    def told(self, runs: Mapping[str, str], origins: Collection[str]) -> dict[str, str]:
-        """Return those of some shards, with the run of each, that are of these backfills and runs."""
-        self.runs(runs.values())  # one query for all of them
-        return {key: run_id for key, run_id in runs.items() if self.origin_id(run_id) in origins}
 
 
 _PAGE, _PAGES = 1000, 5  # log records of a run that are searched for reasons
@@ -241,12 +241,8 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
     """
     asset = dg.AssetKey.from_user_string(cause.subject)
     assert cause.origin is not None, "each attempt has a run"
-    before = view.told(
-        dagster_internals.attempts_without_result(
-            view.instance, asset, cause.failing, but=view.run_ids(cause.origin)
-        ),
-        told,
-    )
+    earlier_runs = set(view.runs_of(told)).difference(view.run_ids(cause.origin))
+    before = dagster_internals.attempts_without_result(view.instance, asset, cause.failing, earlier_runs)
     compared = sorted(before)[:_COMPARED]
     earlier = instance_queries.reasons(view.instance, asset, {key: before[key] for key in compared})
     now = {key: cause.failing[key].run_id for key in compared}

@@ -13,11 +13,13 @@ from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.events import (
     AssetMaterializationPlannedData,
+    AssetObservationData,
     DagsterEvent,
     DagsterEventType,
     StepMaterializationData,
 )
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.remote_origin import (
     ManagedGrpcPythonEnvCodeLocationOrigin,
     RemoteInstigatorOrigin,
@@ -84,6 +86,26 @@ class Writer:
         kind = DagsterEventType.RUN_SUCCESS if ok else DagsterEventType.RUN_FAILURE
         event = DagsterEvent(kind.value, self.job, message="done" if ok else "the machine is gone")
         self.instance.report_dagster_event(event, run_id)
+
+    def failed(self, run_id: str, asset: str, key: str, reason: str) -> None:
+        """Have a run tell why it could not make a partition, as `ShardReports` does."""
+        observation = dg.AssetObservation(dg.AssetKey(asset), partition=key, metadata={"error": reason})
+        event = DagsterEvent(
+            DagsterEventType.ASSET_OBSERVATION.value,
+            self.job,
+            event_specific_data=AssetObservationData(observation),
+        )
+        self.instance.report_dagster_event(event, run_id)
+
+    def fail_step(self, run_id: str, step: str) -> None:
+        """Have a step begin and fail."""
+        error = SerializableErrorInfo("as it does on purpose", [], None)
+        for kind, data in (
+            (DagsterEventType.STEP_START, None),
+            (DagsterEventType.STEP_FAILURE, StepFailureData(error, None)),
+        ):
+            event = DagsterEvent(kind.value, self.job, step_key=step, event_specific_data=data)
+            self.instance.report_dagster_event(event, run_id)
 
     def cancel_run(self, run_id: str) -> None:
         self.instance.report_dagster_event(

@@ -269,8 +269,9 @@ def test_landed_names_all_that_is_missing_and_fails_its_own_run_only(deployment:
     assert (mended.success, landed(mended)) == (True, [(False, ["k07", "k08"], [])])
 
 
-def test_a_run_fails_for_a_shard_that_another_has_planned_since(
-    deployment: Toy, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_run_fails_for_a_shard_that_another_has_planned_or_made_since(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch, is_made: bool
 ) -> None:
     """Its older version does not pass for what the run was to make."""
     keys = deployment.shards(3)
@@ -280,7 +281,10 @@ def test_a_run_fails_for_a_shard_that_another_has_planned_since(
     report = ShardReports.failure
 
     def overtaken(self: ShardReports, result: ShardResult) -> None:
-        writer.planned(writer.begin_run(), self.asset.to_user_string(), result.key)
+        other = writer.begin_run()
+        writer.planned(other, self.asset.to_user_string(), result.key)
+        if is_made:
+            writer.materialized(other, self.asset.to_user_string(), result.key)
         report(self, result)
 
     monkeypatch.setattr(ShardReports, "failure", overtaken)
@@ -290,7 +294,7 @@ def test_a_run_fails_for_a_shard_that_another_has_planned_since(
     assert set(deployment.failures(run)) == {"curated_landed", "scores_landed"}
     assert deployment.landed("scores", run) == ["k01", "k03"]
     assert "1 of 3 shards of scores did not land: k02" in deployment.failures(run)["scores_landed"]
-    assert deployment.status("curated", keys)["k02"] == "IN_PROGRESS"
+    assert deployment.status("curated", keys)["k02"] == ("MATERIALIZED" if is_made else "IN_PROGRESS")
 
 
 def test_damaged_output_path_is_the_shards_own_failure(deployment: Toy) -> None:
