@@ -32,7 +32,7 @@ from mm_assets.filters.scores import SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.checks import INGEST_CHECKS, QUARANTINE_CHECKS, ROW_CHECKS, SCORE_CHECKS
 from mm_assets.graph.dagster_internals import CHUNK_SHARDS, LANCE_POOL, LIMIT_TAG, SHARDS, UNREAD
-from mm_assets.graph.io_manager import LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
+from mm_assets.graph.io_manager import FAILED_HERE, LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
 from mm_assets.graph.messages import Plan, ShardCheck, ShardSet
 from mm_assets.graph.planned_jobs import metadata_values, version_with_settings
 from mm_assets.graph.proof import ZERO_LOSS
@@ -285,7 +285,7 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
                 "shards": {"json": sorted(missing)},
                 "failed": len(missing),
                 "of": len(every | of_run),
-                "failed_in_this_run": {"json": bad},
+                FAILED_HERE: {"json": bad},
             }
         )
         severity = dg.AssetCheckSeverity.ERROR if policy == STRICT else dg.AssetCheckSeverity.WARN

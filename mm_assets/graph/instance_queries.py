@@ -158,7 +158,7 @@ def failing_partitions(
 def failed_since_in(
     instance: dg.DagsterInstance, check: dg.AssetCheckKey, keys: Iterable[str], run_ids: Iterable[str]
 ) -> set[str]:
-    """Return those of these partitions that failed the check in one of these runs, and in none passed since."""
+    """Return those of these partitions that failed the check in one of these runs and have not passed it since."""
     found: set[str] = set()
     runs = list(run_ids)
     last = [_Checks.partition, db.func.max(_Checks.id)]
@@ -166,9 +166,8 @@ def failed_since_in(
         of_keys = _Checks.partition.in_(batch)
         failed: dict[str, int] = {}
         for some in _batches(runs):
-            rows = _select_checks(
-                instance, last, check, of_keys, _FAILED, _Checks.run_id.in_(some), group_by=[_Checks.partition]
-            )
+            by_runs = (of_keys, _FAILED, _Checks.run_id.in_(some))
+            rows = _select_checks(instance, last, check, *by_runs, group_by=[_Checks.partition])
             failed |= {key: max(id_, failed.get(key, 0)) for key, id_ in rows}
         passed = _pairs(_select_checks(instance, last, check, of_keys, _PASSED, group_by=[_Checks.partition]))
         found |= {key for key, id_ in failed.items() if id_ > passed.get(key, 0)}

@@ -253,6 +253,7 @@ class ShardHooks(dg.ConfigurableIOManager):
 
 # Name of the check that fails a run with missing shards.
 LANDED = "landed"
+FAILED_HERE = "failed_in_this_run"  # in its metadata: those of its own run; `shards` are all
 # Tag of every sharded asset: whether failed shards fail their run. Selects the assets, too
 # (`tag:mm_assets/sharded=strict`).
 SHARDED_TAG = "mm_assets/sharded"

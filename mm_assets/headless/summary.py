@@ -20,7 +20,7 @@ from mm_assets.formats.names import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines, untaken_lines
 from mm_assets.graph.checks import EMPTY
 from mm_assets.graph.dagster_internals import URI, failing_shards
-from mm_assets.graph.io_manager import LANDED
+from mm_assets.graph.io_manager import FAILED_HERE, LANDED
 from mm_assets.graph.messages import LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.graph.planned_jobs import materialization, parse_failure, recorded_result
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
@@ -141,7 +141,7 @@ def recorded_problems(records: Mapping[str, Mapping[str, ShardRecord]]) -> Probl
 def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> None:
     asset = evaluation.asset_key.to_user_string()
     if evaluation.check_name == LANDED:
-        for key in _plain(evaluation.metadata).get("shards") or ():
+        for key in _plain(evaluation.metadata).get(FAILED_HERE) or ():
             shards[str(key)].absent.append(asset)
     elif evaluation.partition is not None:  # evaluations over all shards repeat those of single shards
         shards[evaluation.partition].note(f"{asset}.{evaluation.check_name}", _plain(evaluation.metadata))
