@@ -158,7 +158,7 @@ def failing_partitions(
 def failed_since_in(
     instance: dg.DagsterInstance, check: dg.AssetCheckKey, keys: Iterable[str], run_ids: Iterable[str]
 ) -> set[str]:
-    """Return those of these partitions that failed a check in one of these runs and have not passed it since."""
+    """Return the partitions that failed a check in one of these runs and have not passed it since."""
     found: set[str] = set()
     runs = list(run_ids)
     last = [_Checks.partition, db.func.max(_Checks.id)]
