@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import NamedTuple
@@ -40,8 +40,16 @@ from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
-from mm_assets.graph.dagster_internals import LIMIT_TAG, SHARDS, UNREAD, SeenCodeVersions
-from mm_assets.graph.planned_jobs import SETTINGS_MARK
+from mm_assets.graph.dagster_internals import (
+    LIMIT_TAG,
+    SHARDS,
+    TRIED_WITH,
+    UNREAD,
+    SeenCodeVersions,
+    tried_with,
+)
+from mm_assets.graph.instance_queries import messages
+from mm_assets.graph.planned_jobs import SETTINGS_MARK, parse_failure
 from mm_assets.graph.proof import ZERO_LOSS
 
 MISSING, FAILED, STALE = "missing", "failed", "stale"
@@ -52,15 +60,16 @@ class Due:
     """Why a partition should be made: ``kind`` is missing, failed or stale, ``reason`` a few words.
 
     Args:
-        may_land: it failed, and may land now: what it is made from, the code or a setting has changed since,
-            or its run was lost before it came to the partition.
+        may_land: it may be made now. One that failed may if what it is made from, the code or a setting has
+            changed since, or its run was lost before it came to the partition; nothing may that is made from
+            one that may not.
         parent: the asset whose due partition is the reason; if that is not made, this one is not either.
         is_missing: it failed with its run, for no fault of its own, and was never made.
     """
 
     kind: str
     reason: str
-    may_land: bool = False
+    may_land: bool = True
     parent: dg.AssetKey | None = None
     is_missing: bool = False
 
@@ -83,16 +92,24 @@ class DueShards:
     parents: Mapping[dg.AssetKey, Collection[dg.AssetKey]] = field(default_factory=dict)
 
     def where(self, is_wanted: Callable[[Due], bool]) -> DueShards:
-        """Return the partitions that are due for a wanted reason, and what is due further on of them."""
+        """Return the partitions that are due for a wanted reason, and what is due further on of them.
+
+        What is made from one that stays failed is left out.
+        """
         kept: dict[dg.AssetKey, dict[str, Due]] = {}
+        stay: dict[dg.AssetKey, set[str]] = {}
         for asset, due in self.by_asset.items():
-            above = [kept[parent] for parent in self.parents[asset] if parent in kept]
+            above = [parent for parent in self.parents[asset] if parent in kept]
             kept[asset] = {
                 key: why
                 for key, why in due.items()
-                if any(key in parent for parent in above)
-                or (is_wanted(why) and (why.parent is None or key in kept.get(why.parent, {})))
+                if not any(key in stay[parent] for parent in above)
+                and (
+                    any(key in kept[parent] for parent in above)
+                    or (is_wanted(why) and (why.parent is None or key in kept.get(why.parent, {})))
+                )
             }
+            stay[asset] = {key for key, why in due.items() if not why.may_land and key not in kept[asset]}
         return DueShards(kept, self.in_progress, self.parents)
 
     def restricted(self, keys: Collection[str]) -> DueShards:
@@ -261,7 +278,7 @@ class DueShardFinder:
         self._seen = SeenCodeVersions(instance)
         self._latest: dict[dg.AssetKey, Mapping[str, EventId]] = {}
         self._versions: dict[dg.AssetKey, Mapping[str, str]] = {}
-        self._observations: dict[dg.AssetKey, Mapping[str, EventId]] = {}
+        self._told: dict[str, Collection[tuple[str, str]]] = {}
         self._ended: dict[str, bool] = {}
 
     def find(self, assets: Collection[dg.AssetKey] | None = None) -> DueShards:
@@ -332,16 +349,18 @@ class DueShardFinder:
         """
         result = _Sorted()
         made = self._latest[asset]
+        failed: dict[str, EventId] = {}
         for key in [*self._raw_versions, *(key for key in made if key not in self._raw_versions)]:
             plan, done = planned.get(key), made.get(key)
             if plan is not None and (done is None or plan.storage_id > done.storage_id):
                 if self._has_ended(plan.run_id):
-                    result.due[key] = self._failed(asset, key, plan, found, code_changed)
+                    failed[key] = plan
                 else:
                     result.running.add(key)
                 continue
             if done is None:
-                result.due[key] = Due(MISSING, "never made", parent=self._due_parent(asset, key, found))
+                parent, may_land = self._due_parent(asset, key, found)
+                result.due[key] = Due(MISSING, "never made", may_land, parent)
                 continue
             cause = self._changed_input(asset, key, found)
             if cause is not None:
@@ -352,19 +371,34 @@ class DueShardFinder:
             is_current = own is not None and self._is_made_from_latest(asset, key, own, done)
             if may_be_old or not (is_current or cause or key not in self._raw_versions):
                 result.unread.add(key)
+        observed = dagster_internals.latest_observations(self._instance, asset, failed)
+        present = tried_with(self._code_versions[asset], self._limits[asset])
+        for key, plan in failed.items():
+            told = observed.get(key)
+            by_content = told is not None and told.run_id == plan.run_id
+            # A run with other settings, by the launchpad, also changes the version that was seen last.
+            by = told.metadata.get(TRIED_WITH) if told is not None and by_content else None
+            is_old = code_changed is not None and plan.storage_id <= code_changed
+            has_changed = is_old if by is None else by != present
+            result.due[key] = self._failed(asset, key, plan, found, has_changed, by_content)
         return result
 
     def _changed_input(self, asset: dg.AssetKey, key: str, found: DueShards) -> Due | None:
         """Return which input has changed, without a look at what the partition was made from."""
-        parent = self._due_parent(asset, key, found)
+        parent, may_land = self._due_parent(asset, key, found)
         if parent is not None:
-            return Due(STALE, f"{parent.to_user_string()} is due", parent=parent)
+            return Due(STALE, f"{parent.to_user_string()} is due", may_land, parent)
         is_from_raw = any(not self._parents[parent] for parent in self._parents[asset])
         return Due(STALE, _OTHER_RAW) if is_from_raw and key in self._changed_raw else None
 
-    def _due_parent(self, asset: dg.AssetKey, key: str, found: DueShards) -> dg.AssetKey | None:
-        due = (parent for parent in self._parents[asset] if key in found.by_asset.get(parent, {}))
-        return next(due, None)
+    def _due_parent(self, asset: dg.AssetKey, key: str, found: DueShards) -> tuple[dg.AssetKey | None, bool]:
+        """Return an input that is due, and whether all inputs may be made now."""
+        due = {
+            parent: found.by_asset[parent][key]
+            for parent in self._parents[asset]
+            if key in found.by_asset.get(parent, {})
+        }
+        return next(iter(due), None), all(why.may_land for why in due.values())
 
     @cached_property
     def _changed_raw(self) -> Collection[str]:
@@ -405,15 +439,29 @@ class DueShardFinder:
         return code_version in (present, (present or "").partition(SETTINGS_MARK)[0])
 
     def _failed(
-        self, asset: dg.AssetKey, key: str, plan: EventId, found: DueShards, code_changed: int | None
+        self,
+        asset: dg.AssetKey,
+        key: str,
+        plan: EventId,
+        found: DueShards,
+        has_changed: bool,
+        by_content: bool,
     ) -> Due:
+        """Return why a partition is due that its latest run did not make.
+
+        Args:
+            has_changed: the code or a setting is another than that it failed by.
+            by_content: an observation tells that it failed for its content.
+        """
         run = f"failed in run {plan.run_id[:8]}"
-        if code_changed is not None and plan.storage_id <= code_changed:
-            return Due(FAILED, f"{run}; {_OTHER_CODE} since", may_land=True)
+        due, may_land = self._due_parent(asset, key, found)
+        if not may_land:
+            return replace(self._failed_alike(asset, key, plan, by_content), may_land=False)
+        if has_changed:
+            return Due(FAILED, f"{run}; {_OTHER_CODE} since")
+        if due is not None:
+            return Due(FAILED, f"{run}; {due.to_user_string()} is due")
         for parent in self._parents[asset]:
-            above = found.by_asset.get(parent, {}).get(key)
-            if above is not None and (above.kind != FAILED or above.may_land):
-                return Due(FAILED, f"{run}; {parent.to_user_string()} is due", may_land=True)
             is_raw = not self._parents[parent]
             latest = self._latest[parent].get(key)
             is_newer = (
@@ -421,30 +469,30 @@ class DueShardFinder:
             )
             if is_newer or (is_raw and key in self._changed_raw):
                 cause = _OTHER_RAW if is_raw else f"{parent.to_user_string()} has been made"
-                return Due(FAILED, f"{run}; {cause} since", may_land=True)
-        return self._failed_alike(asset, key, plan, self._due_parent(asset, key, found))
+                return Due(FAILED, f"{run}; {cause} since")
+        return self._failed_alike(asset, key, plan, by_content)
 
-    def _failed_alike(self, asset: dg.AssetKey, key: str, plan: EventId, parent: dg.AssetKey | None) -> Due:
-        """Return why a partition failed of which nothing has changed since.
-
-        It failed for its content, which an observation tells, or was lost with its run.
-        """
+    def _failed_alike(self, asset: dg.AssetKey, key: str, plan: EventId, by_content: bool) -> Due:
+        """Return why a partition failed of which nothing has changed since: its content, or it was lost."""
         run = f"run {plan.run_id[:8]}"
-        told = self._observations_of(asset).get(key)
         record = self._instance.get_run_record_by_id(plan.run_id)
-        if (told is not None and told.run_id == plan.run_id) or record is None:
-            return Due(FAILED, f"failed in {run}")
+        if by_content or record is None or (asset.to_user_string(), key) in self._reported(plan.run_id):
+            return Due(FAILED, f"failed in {run}", may_land=False)
         is_missing = key not in self._latest[asset]
         if record.dagster_run.status == dg.DagsterRunStatus.CANCELED:
-            return Due(FAILED, f"{run} was canceled", is_missing=is_missing)
+            return Due(FAILED, f"{run} was canceled", may_land=False, is_missing=is_missing)
         may_land = time.time() - (record.end_time or 0) > _RETRY_SECONDS
-        return Due(FAILED, f"{run} ended before it was made", may_land, parent, is_missing)
+        return Due(FAILED, f"{run} ended before it was made", may_land, is_missing=is_missing)
 
-    def _observations_of(self, asset: dg.AssetKey) -> Mapping[str, EventId]:
-        """Return the latest observation by partition: a shard that fails for its content has one."""
-        if asset not in self._observations:
-            self._observations[asset] = latest_events(self._instance, asset, _OBSERVED)
-        return self._observations[asset]
+    def _reported(self, run_id: str) -> Collection[tuple[str, str]]:
+        """Return the assets and partitions of which the messages of a run tell that they failed.
+
+        Early releases logged no observation, and the latest one may be of another run.
+        """
+        if run_id not in self._told:
+            told = filter(None, map(parse_failure, messages(self._instance, run_id)))
+            self._told[run_id] = {(failure.asset, failure.key) for failure in told}
+        return self._told[run_id]
 
     def _versions_of(self, asset: dg.AssetKey) -> Mapping[str, str]:
         """Return the latest data version by partition."""

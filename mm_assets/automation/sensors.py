@@ -208,7 +208,7 @@ def _seen(cursor: str | None) -> set[bytes]:
 
 
 def _is_wanted(why: Due, mode: str) -> bool:
-    return why.kind == MISSING or (mode == ALL and (why.kind == STALE or why.may_land))
+    return why.may_land and (why.kind == MISSING or mode == ALL)
 
 
 # Cron expression of a schedule that is stopped, so that starting it in the UI makes sense.

@@ -68,6 +68,7 @@ MARK: str = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 # Metadata entry of each event: the shard's URI. Dagster shows it as the asset's.
 URI = "dagster/uri"
 REASON = "error"  # why a shard did not land, as text
+TRIED_WITH = "tried_with"  # by which code, settings and limit it did not
 
 # Events of an attempt on a partition: that it is planned, and that it has failed.
 _ATTEMPT = (dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, dg.DagsterEventType.ASSET_OBSERVATION)
@@ -441,6 +442,11 @@ _KEY = "mm_assets/code_version/"
 LIMIT_TAG = "mm_assets/max_loss"
 # Metadata of an asset: the inputs that it reads nothing of with the present settings (`Plan.unread`).
 UNREAD = "mm_assets/unread"
+
+
+def tried_with(code_version: str | None, limit: str | None) -> str:
+    """Return what has to change, or the raw shard, before one lands that has failed for its content."""
+    return ", ".join(filter(None, (code_version, limit)))
 
 
 class SeenCodeVersion(NamedTuple):

@@ -226,6 +226,24 @@ def reasons(
     return found
 
 
+_MAX_MESSAGES = 5000
+
+
+def messages(instance: dg.DagsterInstance, run_id: str) -> list[str]:
+    """Return the first messages that a run has logged in words, without its events."""
+    storage = instance.event_log_storage
+    assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
+    query = (
+        db.select(_Events.event)
+        .where(_Events.run_id == run_id, _Events.dagster_event_type.is_(None))
+        .order_by(_Events.id)
+        .limit(_MAX_MESSAGES)
+    )
+    with storage.run_connection(run_id) as connection:
+        rows = connection.execute(query).fetchall()
+    return [deserialize_value(text, dg.EventLogEntry).user_message for (text,) in rows]
+
+
 def failing_evaluations(
     instance: dg.DagsterInstance,
     check: dg.AssetCheckKey,

@@ -397,7 +397,7 @@ class ShardIOManager(ShardHooks):
         asset = context.asset_key.to_user_string()
         options = self._all_options(asset)
         made_by = self.made_by(asset, reports.code_version, plan)
-        reports.begin(made_by)
+        reports.begin(made_by, self.limit())
         settings = readable_settings(reports.code_version, plan, options)
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}

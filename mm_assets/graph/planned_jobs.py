@@ -28,7 +28,15 @@ import dagster as dg
 
 from mm_assets.accounting.record import ShardRecord
 from mm_assets.graph import dagster_internals
-from mm_assets.graph.dagster_internals import LIMIT_TAG, REASON, SHARDS, URI, SeenCodeVersions, provenance
+from mm_assets.graph.dagster_internals import (
+    REASON,
+    SHARDS,
+    TRIED_WITH,
+    URI,
+    SeenCodeVersions,
+    provenance,
+    tried_with,
+)
 from mm_assets.graph.messages import Check, Plan, Shard, ShardJob, ShardResult, blocked_by, digest
 from mm_assets.pool.workers import WorkerFailure
 from mm_assets.storage.stores import without_secrets
@@ -397,6 +405,7 @@ class ShardReports:
         declared = run.assets_def.code_versions_by_key[asset] or ""
         self._declared = declared
         self._made_by = declared
+        self._limit = ""
         self.code_version = declared.partition(SETTINGS_MARK)[0]
         self._run = run
         self._specs = {
@@ -416,17 +425,19 @@ class ShardReports:
     def blocking(self) -> frozenset[str]:
         return frozenset(name for name, spec in self._specs.items() if spec.blocking)
 
-    def begin(self, made_by: str) -> None:
+    def begin(self, made_by: str, limit: str) -> None:
         """Note the code version of the run; call it once, before any shard.
 
         Args:
             made_by: digest of the code and the settings that the shards are made by.
+            limit: the setting of this run that refuses shards; empty: none does.
         """
         if SETTINGS_MARK in self._declared:  # those of this run: the launchpad may have changed them
             self._made_by = version_with_settings(self.code_version, made_by)
         seen = SeenCodeVersions(self._run.instance)
         seen.see(self.asset, self._made_by)
-        if limit := self._run.assets_def.tags_by_key[self.asset].get(LIMIT_TAG):
+        self._limit = limit
+        if limit:
             seen.see_limit(self.asset, limit)
 
     def landed(self, result: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
@@ -450,7 +461,13 @@ class ShardReports:
                 self.asset,
                 description=_NOT_LANDED,  # Markdown, so it has no text of data
                 partition=result.key,
-                metadata=metadata_values({REASON: error, "what_to_do": _WHAT_TO_DO}),
+                metadata=metadata_values(
+                    {
+                        REASON: error,
+                        "what_to_do": _WHAT_TO_DO,
+                        TRIED_WITH: tried_with(self._made_by, self._limit),
+                    }
+                ),
             )
         )
         self._checks.add(result.key, result.checks)

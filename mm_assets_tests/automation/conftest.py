@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,17 +80,24 @@ class Operated(Deployment):
         for backfill in self.instance.get_backfills():
             self.instance.update_backfill(backfill.with_status(BulkActionStatus.COMPLETED_SUCCESS))
 
-    def planned_run(self) -> dg.DagsterRun:
-        """A run of all assets and shards that has been created, and begins no work."""
+    def planned_run(
+        self, keys: Sequence[str] | None = None, assets: Sequence[str] | None = None
+    ) -> dg.DagsterRun:
+        """A run of assets and neighbouring shards (default: all) that is created and begins no work."""
         with self._configured():
             definitions = build_definitions()
-            keys = list(resources_from_environment()["raw"].listing())
-            self.instance.add_dynamic_partitions("shards", keys)
+            listed = list(resources_from_environment()["raw"].listing())
+            self.instance.add_dynamic_partitions("shards", listed)
+            keys = keys or listed
             tags = {
                 "dagster/asset_partition_range_start": keys[0],
                 "dagster/asset_partition_range_end": keys[-1],
             }
-            return self.instance.create_run_for_job(definitions.resolve_job_def("all_assets"), tags=tags)
+            return self.instance.create_run_for_job(
+                definitions.resolve_job_def("all_assets"),
+                tags=tags,
+                asset_selection=None if assets is None else frozenset(map(dg.AssetKey, assets)),
+            )
 
     def run_job(self, name: str) -> bool:
         """Run a job as its schedule would, in a code location; whether it succeeded."""

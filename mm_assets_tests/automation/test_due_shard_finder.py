@@ -6,11 +6,14 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due
-from mm_assets_tests.automation.histories import History
+from mm_assets_tests.automation.histories import ASSETS, History
 from mm_assets_tests.graph.io_manager.conftest import Toy
 from mm_assets_tests.quick_instance import quick_instance
 
@@ -76,3 +79,18 @@ def test_what_is_due_in_random_histories(seed: int, history: History) -> None:
         for asset in ("curated", "scores", "filtered", "table")
         for key in broken
     }, told
+
+
+def test_the_log_of_an_early_release_tells_that_a_shard_failed_for_its_content(history: History) -> None:
+    """It has a message in the run, and no observation of the shard."""
+    history.deployment.shard("k02", "RAISE\n")
+    run = f"run {history.run().run_id[:8]}"
+    log, row = history.deployment.instance.event_log_storage, SqlEventLogStorageTable.c
+    assert isinstance(log, SqlEventLogStorage)
+    is_observed = row.dagster_event_type == dg.DagsterEventType.ASSET_OBSERVATION.value
+    is_made = row.asset_key.in_(dg.AssetKey(asset).to_string() for asset in ASSETS)
+    with log.index_connection() as connection:
+        deleted = connection.execute(SqlEventLogStorageTable.delete().where(is_observed, is_made)).rowcount
+    assert deleted == len(ASSETS)
+    expected = Due(FAILED, f"failed in {run}", may_land=False)
+    assert found(history) == {(asset, "k02"): expected for asset in ASSETS}

@@ -10,7 +10,8 @@ from mm_assets.automation import due_shards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.raw import RawShards
 from mm_assets_tests.automation.conftest import Operated
-from mm_assets_tests.graph.deployment import ASSETS
+from mm_assets_tests.graph.deployment import ASSETS, CURATED, write_tar
+from mm_assets_tests.graph.samples import samples
 
 AFTER_FILTER = sorted(["filtered_parquet", "final_tars", "lance_table", "arrow_cache"])
 
@@ -141,5 +142,53 @@ def test_shards_of_a_run_that_was_lost_are_taken_again_after_a_while(
 
 def test_shards_of_a_canceled_run_are_left_alone(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
     operated.instance.report_run_canceled(operated.planned_run())
+    monkeypatch.setattr(due_shards, "_RETRY_SECONDS", -1)
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+
+
+OTHER_BOUNDS = {"bounds": {"min_aspect_ratio": 0.5}}
+
+
+def policy(operated: Operated, name: str) -> dict[str, dict[str, Any]]:
+    """What the launchpad sets for another policy for items that cannot be read."""
+    return {"ingest_io_manager": {"root": operated.storage, "on_materialize_error": name}}
+
+
+def test_a_launchpad_run_with_other_bounds_has_no_failed_shard_retried(operated: Operated) -> None:
+    """What lies below the failed input would fail again: its input is missing."""
+    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run().success
+    assert operated.run(["a"], ["filtered_parquet"], launchpad=OTHER_BOUNDS).success
+    for _ in range(3):
+        operated.tick("all")
+    assert operated.backfills() == [("sensor automation", {asset: ["a"] for asset in AFTER_FILTER})]
+
+
+def test_a_launchpad_run_with_another_policy_has_no_failed_shard_retried(operated: Operated) -> None:
+    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run().success
+    assert operated.run(["a"], CURATED, launchpad=policy(operated, "drop_row")).success
+    for _ in range(3):
+        operated.tick("all")
+    assert [assets["curated_parquet"] for _, assets in operated.backfills()] == [["a"]]
+
+
+def test_a_shard_that_failed_in_a_launchpad_run_alone_is_taken_again(operated: Operated) -> None:
+    operated.environment["MM_ON_MATERIALIZE_ERROR"] = "drop_row"
+    assert operated.run().success
+    write_tar(Path(operated.raw, "b.tar"), samples(3, "b") | {"b001.1.png": b"no image"})
+    assert not operated.run(["b"], launchpad=policy(operated, "error")).success
+    operated.tick("all")
+    operated.tick("all")
+    assert operated.backfills() == [("sensor automation", {asset: ["b"] for asset in ASSETS})]
+
+
+def test_a_shard_below_a_failed_one_is_not_taken_after_its_own_run_was_lost(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run().success
+    lost = operated.planned_run(["b"], AFTER_FILTER)
+    operated.instance.report_run_failed(lost, "storage out of reach")
     monkeypatch.setattr(due_shards, "_RETRY_SECONDS", -1)
     assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2

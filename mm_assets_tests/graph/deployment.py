@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,9 +62,16 @@ class Deployment:
         return replace(self, raw=str(folder / "raw"), storage=str(folder / "storage"))
 
     def run(
-        self, keys: list[str] | None = None, assets: list[str] | None = None
+        self,
+        keys: list[str] | None = None,
+        assets: list[str] | None = None,
+        launchpad: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> dg.ExecuteInProcessResult:
-        """Materialize every asset, or some, for some neighbouring shards (default: all) in one run."""
+        """Materialize every asset, or some, for some neighbouring shards (default: all) in one run.
+
+        Args:
+            launchpad: other values of resources for this run, by resource.
+        """
         with self._configured():
             self.instance.add_dynamic_partitions(
                 str(SHARDS.name), list(resources_from_environment()["raw"].listing())
@@ -78,7 +85,10 @@ class Deployment:
                 tags=tags,
                 raise_on_error=False,
                 asset_selection=None if assets is None else [dg.AssetKey(asset) for asset in assets],
-                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+                run_config={
+                    "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+                    "resources": {name: {"config": dict(set_)} for name, set_ in (launchpad or {}).items()},
+                },
             )
         _print_failed_checks(result)
         return result

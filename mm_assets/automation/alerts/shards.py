@@ -7,7 +7,7 @@ origin. `run_error` is the reason why a run failed, in one line.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -166,7 +166,6 @@ class View:
         return replace(cause, names=names, of=max(of, cause.shards) if of else 0)
 
 
-_PAGE, _PAGES = 1000, 5  # log records of a run that are searched for reasons
 _RUNS = 3  # runs whose logs are searched
 _SHOWN_ASSETS = 8
 _COMPARED = 1000  # shards whose reasons are read, to see whether they failed for another one before
@@ -218,7 +217,7 @@ def detailed(view: View, cause: Cause) -> Cause:
     """Return the cause with the size of its backfill or run, and with the reasons that the logs give."""
     reasons: dict[str, str] = {}
     for run_id in cause.run_ids[:_RUNS]:
-        for message in _messages(view.instance, run_id):
+        for message in instance_queries.messages(view.instance, run_id):
             found = parse_failure(message)
             if found and found.asset == cause.subject:
                 reasons.setdefault(found.key, found.error)
@@ -286,16 +285,3 @@ def _cause(
     more = ", …" if downstream[_SHOWN_ASSETS:] else ""
     figures = {"missing for that in": ", ".join(downstream[:_SHOWN_ASSETS]) + more} if downstream else {}
     return Cause(Kind.NOT_LANDED, asset.to_user_string(), origin=origin, figures=figures).of_shards(failing)
-
-
-def _messages(instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
-    """Yield what a run has logged in words."""
-    cursor = None
-    for _ in range(_PAGES):
-        found = instance.get_records_for_run(run_id, cursor, limit=_PAGE)
-        for record in found.records:
-            if not record.event_log_entry.is_dagster_event:
-                yield record.event_log_entry.user_message
-        if not found.has_more:
-            return
-        cursor = found.cursor
