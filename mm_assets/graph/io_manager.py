@@ -19,7 +19,7 @@ import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -139,7 +139,7 @@ class ShardHooks(dg.ConfigurableIOManager):
     `options`            what determines an output's bytes besides the plan
     `locate`             the URI of each shard's output
     `resolve_jobs`       options that depend on all shards (types of columns, the owner of a sample id)
-    `remove_leftovers`   remove what dead processes left; the default removes files
+    `remove_leftovers`   remove what dead processes left, also at the end of a run that is interrupted
     `stat_outputs`       state of each output, to see whether it is still the recorded one
     `unchanged_record`   the record to report again for a shard that needs no work
     `before_jobs`        preparation before the first job, also where there is none
@@ -202,8 +202,8 @@ class ShardHooks(dg.ConfigurableIOManager):
     def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
         """Remove what dead processes left, also those of a survey or a proof.
 
-        Called also when there is no other work to do. Default: temporary files beside the outputs and among
-        the records.
+        Called also when there is no other work to do, and when the step ends with an error or an interrupt.
+        Default: temporary files beside the outputs and among the records.
         """
         folders = {
             os.path.dirname(local_path(job.job.dest))
@@ -278,37 +278,16 @@ class ShardIOManager(ShardHooks):
         run = dg.AssetExecutionContext.get()
         reports = ShardReports(run, context.asset_key)
         ledger = Ledger(self.root)
-        planned = self._planned_jobs(context, obj, ledger, reports)
-        self.remove_leftovers(context.asset_key.to_user_string(), planned)
-        unchanged = self._unchanged_records(planned, ledger, reports)
-        latest = dagster_internals.latest_materializations(run.instance, context.asset_key, unchanged)
-        # A record that replaced another would be reported as the version that was made.
-        # Its shard is made again.
-        unchanged = {
-            key: record
-            for key, record in unchanged.items()
-            if key not in latest or latest[key].version == record.version
-        }
-        for key, record in unchanged.items():
-            job = planned[key]
-            if record.is_earlier:
-                self._upgrade(ledger, record)
-            else:
-                ledger.remove_earlier(record)  # what a killed upgrade has left
-            reports.landed(recorded_result(record), job.parents, unchanged=True)
-        stale = {key: job for key, job in planned.items() if key not in unchanged}
-        made: list[ShardResult] = []
-        # Closed even when an interrupt strikes while we log: that ends the workers.
-        with closing(self._results(stale)) as work:
-            for results in work:
-                for result in self._write_records(stale, results, ledger, context.asset_key.to_user_string()):
-                    if result.ok:
-                        reports.landed(result, stale[result.key].parents)
-                        made.append(replace(result, rows=None))
-                    else:
-                        reports.failure(result)
-        if made:
-            self.after_jobs(made)
+        asset = context.asset_key.to_user_string()
+        planned: dict[str, PlannedJob] = {}
+        try:
+            planned = self._planned_jobs(context, obj, ledger, reports)
+            self.remove_leftovers(asset, planned)
+            self._carry_out(planned, run.instance, ledger, reports)
+        except BaseException:  # an interrupt, too: the workers were ended in the middle of their writing
+            with suppress(OSError):  # it would hide why the run ends; the next run tries again
+                self.remove_leftovers(asset, planned)
+            raise
         reports.finish()
         # The check `landed` may not be part of this run: then nothing else would fail it.
         fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != LENIENT
@@ -380,6 +359,44 @@ class ShardIOManager(ShardHooks):
         return options
 
     # --- steps of handle_output ---
+
+    def _carry_out(
+        self,
+        planned: Mapping[str, PlannedJob],
+        instance: dg.DagsterInstance,
+        ledger: Ledger,
+        reports: ShardReports,
+    ) -> None:
+        """Make the shards that are not as planned, and report all."""
+        unchanged = self._unchanged_records(planned, ledger, reports)
+        latest = dagster_internals.latest_materializations(instance, reports.asset, unchanged)
+        # A record that replaced another would be reported as the version that was made.
+        # Its shard is made again.
+        unchanged = {
+            key: record
+            for key, record in unchanged.items()
+            if key not in latest or latest[key].version == record.version
+        }
+        for key, record in unchanged.items():
+            job = planned[key]
+            if record.is_earlier:
+                self._upgrade(ledger, record)
+            else:
+                ledger.remove_earlier(record)  # what a killed upgrade has left
+            reports.landed(recorded_result(record), job.parents, unchanged=True)
+        stale = {key: job for key, job in planned.items() if key not in unchanged}
+        made: list[ShardResult] = []
+        # Closed even when an interrupt strikes while we log: that ends the workers.
+        with closing(self._results(stale)) as work:
+            for results in work:
+                for result in self._write_records(stale, results, ledger, reports.asset.to_user_string()):
+                    if result.ok:
+                        reports.landed(result, stale[result.key].parents)
+                        made.append(replace(result, rows=None))
+                    else:
+                        reports.failure(result)
+        if made:
+            self.after_jobs(made)
 
     def _upgrade(self, ledger: Ledger, record: ShardRecord) -> None:
         """Write the account of a shard that an earlier release has made, if it can be read."""

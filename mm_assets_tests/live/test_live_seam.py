@@ -64,9 +64,7 @@ def test_termination_leaves_no_worker_and_nothing_half_published(live: Deploymen
     wait_for(lambda: not any(map(is_running, workers)), 5, "the workers to be gone")
     curated = live.root / "curated"
     assert sorted(p.name for p in curated.glob("slow*")) == ["slow1.out"]
-    assert len(list(curated.glob(".slow*.tmp"))) == 2, (
-        "what was being written lies under names that no reader takes"
-    )
+    assert list(live.root.rglob(".*.tmp")) == [], "nor is anything left of what was being written"
     with live.dev.instance() as instance:
         assert "slow1" in instance.get_materialized_partitions(dg.AssetKey("curated"))
 
@@ -74,7 +72,6 @@ def test_termination_leaves_no_worker_and_nothing_half_published(live: Deploymen
     live.shard("slow3")
     again = live.dev.launch_run("two", tags)
     assert live.dev.wait_for_run(again) == "SUCCESS"
-    assert list(curated.glob(".*.tmp")) == []
     done = {str(e.partition_key): e for e in live.events("curated") if e.run_id == again}
     unchanged = {
         k: "unchanged" in e.asset_materialization.metadata for k, e in done.items() if e.asset_materialization
