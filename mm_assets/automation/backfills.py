@@ -29,12 +29,13 @@ from dagster._time import get_current_timestamp
 
 from mm_assets.automation.due_shards import FAILED, DueShards, due_shards, versions_of_partitions
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.graph.dagster_internals import SHARDS, chunks
+from mm_assets.graph.dagster_internals import SHARDS, chunks, keys_of_run
 from mm_assets.graph.instance_queries import fail_lost_runs
 from mm_assets.model.errors import counted
 
-# What has started a run or a backfill: a tag, shown in the UI.
+# What has started a run or a backfill, and why: tags. The UI shows them, and no title of a backfill.
 STARTED_BY = "mm_assets/started_by"
+WHY = "mm_assets/why"
 
 
 def launch_backfill(
@@ -42,14 +43,13 @@ def launch_backfill(
     asset_graph: AssetGraph,
     assets: Sequence[dg.AssetKey],
     keys: Sequence[str],
-    title: str,
+    why: str,
     started_by: str,
 ) -> str:
     """Have the daemon make partitions of these assets, in runs of neighbouring shards.
 
     Args:
-        title: its name in the UI.
-        started_by: value of the tag on the backfill and its runs.
+        why: its title; and, as `started_by`, the value of a tag on the backfill and its runs.
 
     Returns:
         The backfill's id.
@@ -63,12 +63,12 @@ def launch_backfill(
             backfill_id=backfill_id,
             asset_graph=asset_graph,
             backfill_timestamp=get_current_timestamp(),
-            tags={STARTED_BY: started_by},
+            tags={STARTED_BY: started_by, WHY: why},
             dynamic_partitions_store=instance,
             partitions_by_assets=[
                 PartitionsByAssetSelector(asset_key=asset, partitions=selector) for asset in assets
             ],
-            title=title,
+            title=why,
             description=None,
             run_config=None,
         )
@@ -98,6 +98,7 @@ def unfinished_partitions(
 
 
 _NAMED = 3  # reasons in a title
+_LATEST_RUNS = 100  # more are not created while somebody looks for due shards
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,19 @@ class DueBackfills:
 
     Args:
         versions: of all raw shards that have a partition.
+        latest_run: storage id of the latest run when the search began.
     """
 
     due: DueShards
     versions: Mapping[str, str]
     asset_graph: AssetGraph
+    latest_run: int = 0
 
     @classmethod
     def find(cls, instance: dg.DagsterInstance, asset_graph: AssetGraph, listing: Listing) -> DueBackfills:
         """Return what is due now; partitions that a run or a backfill is about to make are not."""
         fail_lost_runs(instance)  # their shards would be in progress for ever
+        latest_run = max((record.storage_id for record in instance.get_run_records(limit=1)), default=0)
         versions = versions_of_partitions(instance, listing)
         # Backfills first: one that ends in between has then made what was due.
         unfinished = unfinished_partitions(instance, asset_graph)
@@ -123,16 +127,28 @@ class DueBackfills:
         busy = {
             key for found_by in (found.in_progress, unfinished) for keys in found_by.values() for key in keys
         }
-        return cls(found.restricted(set(versions) - busy), versions, asset_graph)
+        return cls(found.restricted(set(versions) - busy), versions, asset_graph, latest_run)
 
     def launch(self, instance: dg.DagsterInstance, chosen: DueShards, started_by: str) -> list[str]:
-        """Launch a backfill for each set of assets that is due in some shards; return a line for each."""
+        """Launch a backfill for each set of assets that is due in some shards; return a line for each.
+
+        Shards that somebody else has taken since the search are left out.
+        """
+        if chosen.partitions():
+            chosen = chosen.restricted(set(chosen.partitions()) - self._taken_since(instance))
         lines = []
         for assets, keys in chosen.by_assets().items():
-            title = f"{counted(len(keys), 'shard')}: {_reasons(chosen, keys)}"
-            backfill = launch_backfill(instance, self.asset_graph, assets, keys, title, started_by)
-            lines.append(f"backfill {backfill} of {title}")
+            why = f"{counted(len(keys), 'shard')}: {_reasons(chosen, keys)}"
+            backfill = launch_backfill(instance, self.asset_graph, assets, keys, why, started_by)
+            lines.append(f"backfill {backfill} of {why}")
         return lines
+
+    def _taken_since(self, instance: dg.DagsterInstance) -> set[str]:
+        """Return the partitions of runs that were created since the search, and of unfinished backfills."""
+        records = instance.get_run_records(limit=_LATEST_RUNS)
+        runs = [record.dagster_run for record in records if record.storage_id > self.latest_run]
+        taken = {key for run in runs for key in keys_of_run(run, SHARDS, instance)}
+        return taken.union(*unfinished_partitions(instance, self.asset_graph).values())
 
 
 def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:

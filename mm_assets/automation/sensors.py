@@ -1,13 +1,15 @@
 """Sensors, schedules and jobs of the code location, and the checks of what is there.
 
-* Sensor `new_shards`: keeps partitions, versions and the inventory of the raw shards up to date.
+* Sensor `new_shards`: keeps partitions, versions and the inventory of the raw shards up to date, and launches
+  what the job `refresh` has found.
 * Sensor `overview`: renews the asset of the same name when something has been made.
 * Sensor `automation`: has shards made without a click, in backfills of chunked runs. Not by Dagster's
   declarative automation: that knows neither the settings that an output depends on nor a shard that is still
   being uploaded, asks again for shards that fail for their content, and evaluates seven assets times all
   partitions at each tick (docs/decisions/0007-automation.md).
 * Schedules `refresh`, `prove` and `maintenance`: each runs where its setting has a cron expression.
-* Job `refresh`: backfills of what is missing, failed or stale.
+* Job `refresh`: finds what is missing, failed or stale. It does not wait until it can launch that: its run
+  would keep others from running.
 * Job `maintenance`: table compaction, old versions, old runs, temporary files of dead processes.
 * Checks of what is there (`inventory_checks`): `present`, that no raw shard with a partition is gone, and
   `up_to_date`, that no shard of an asset is stale. Dagster calls a partition unsynced only on its own page:
@@ -183,7 +185,7 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
         for line in lines:
             context.log.info(line)
         waiting = [digest for key, digest in digests.items() if key not in complete]
-        cursor = _CURSOR + base64.b64encode(b"".join(waiting)).decode()
+        cursor = _cursor(waiting)
         uploading = (
             counted(len(waiting), "shard waits until it is", "shards wait until they are")
             + " seen unchanged at the next tick"
@@ -197,6 +199,10 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
 def _digest(key: str, version: str) -> bytes:
     text = f"{key}\0{version}".encode(errors="surrogatepass")
     return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
+
+
+def _cursor(digests: Iterable[bytes]) -> str:
+    return _CURSOR + base64.b64encode(b"".join(digests)).decode()
 
 
 def _seen(cursor: str | None) -> set[bytes]:
@@ -235,28 +241,48 @@ def schedules(settings: Settings) -> list[dg.ScheduleDefinition]:
 
 
 LOOK_AGAIN_SECONDS = 30
+# What a run of `refresh` has found, in the key-value store of the instance: when, and a cursor of digests.
+_FOUND = "mm_assets/refresh"
 
 
-@dg.op(description="Launches backfills of all shards that are missing, failed or stale.")
-def launch_due_backfills(context: dg.OpExecutionContext, raw: RawShards) -> None:
+@dg.op(description="Finds all shards that are missing, failed or stale; the sensor new_shards launches them.")
+def find_due_shards(context: dg.OpExecutionContext, raw: RawShards) -> None:
     found = DueBackfills.find(context.instance, context.repository_def.asset_graph, raw.listing())
-    due = found.due
-    if due.partitions():  # one that is being uploaded is another at the next look
-        time.sleep(LOOK_AGAIN_SECONDS)
-        listing = raw.listing()
-        complete = {key for key, version in found.versions.items() if _version(listing, key) == version}
-        due = due.restricted(complete)
-    for line in found.launch(context.instance, due, "schedule refresh") or ["nothing is due"]:
-        context.log.info(line)
-
-
-def _version(listing: Listing, key: str) -> str | None:
-    return listing[key].version if key in listing else None
+    keys = found.due.partitions()
+    if not keys:
+        context.log.info("nothing is due")
+        return
+    cursor = _cursor(_digest(key, found.versions[key]) for key in keys)
+    context.instance.run_storage.set_cursor_values({_FOUND: json.dumps([time.time(), cursor])})
+    context.log.info(
+        f"{counted(len(keys), 'shard is due', 'shards are due')}: the sensor new_shards launches backfills "
+        f"of what has been the same for {LOOK_AGAIN_SECONDS} seconds"
+    )
 
 
 @dg.job(description="Have everything made that is missing, failed or stale.")
 def refresh() -> None:
-    launch_due_backfills()
+    find_due_shards()
+
+
+def launch_found(instance: dg.DagsterInstance, graph: AssetGraph, listing: Listing) -> list[str]:
+    """Launch backfills of what the job `refresh` has found, where it is still due and the same.
+
+    Returns:
+        A line for each backfill; one, if nothing is left to launch; none, if nothing was found, or just now.
+    """
+    text = instance.run_storage.get_cursor_values({_FOUND}).get(_FOUND)
+    if not text:
+        return []
+    moment, cursor = json.loads(text)
+    if time.time() < moment + LOOK_AGAIN_SECONDS:  # what is being uploaded is another at the next look
+        return []
+    before = _seen(cursor)
+    found = DueBackfills.find(instance, graph, listing)
+    same = {key for key in found.due.partitions() if _digest(key, found.versions[key]) in before}
+    lines = found.launch(instance, found.due.restricted(same), "schedule refresh")
+    instance.run_storage.set_cursor_values({_FOUND: ""})
+    return lines or ["refresh: what was due is being made, or has changed"]
 
 
 # Runs whose events nobody looks at any more.
@@ -508,10 +534,16 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
         observation(RAW_SHARDS, key, listed[key]) for key in replaced[:_MAX_OBSERVED]
     ]
     state = _listing_state(context.instance, listed)
-    if context.repository_def is not None and state != context.cursor:
+    launched: list[str] = []
+    if context.repository_def is not None:
         graph = context.repository_def.asset_graph
-        noted += changed(context.instance, evaluations(context.instance, graph, listed))
+        launched = launch_found(context.instance, graph, listed)
+        for line in launched:
+            context.log.info(line)
+        if state != context.cursor:
+            noted += changed(context.instance, evaluations(context.instance, graph, listed))
     told = [
+        *launched,
         *([counted(len(replaced), "raw shard has changed", "raw shards have changed")] if replaced else []),
         *(f"{each.asset_check_key.to_user_string()}: {each.metadata['summary'].value or 'passed'}"
           for each in noted if isinstance(each, dg.AssetCheckEvaluation)),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from mm_assets.automation import sensors
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
+from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 from mm_assets_tests.graph.samples import samples
@@ -72,6 +75,12 @@ class Operated(Deployment):
                 }
                 found.append((backfill.tags[STARTED_BY], assets))
         return found
+
+    @contextmanager
+    def graph(self) -> Iterator[tuple[AssetGraph, Listing]]:
+        """The assets, and the raw shards as they are now."""
+        with self._configured():
+            yield build_definitions().resolve_asset_graph(), resources_from_environment()["raw"].listing()
 
     def finish_backfills(self) -> None:
         """Have the daemon done with them: their status alone says so here."""

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+from mm_assets.automation import sensors
+from mm_assets.automation.backfills import WHY, DueBackfills
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
 
@@ -13,12 +17,58 @@ def test_missing_failed_and_stale_shards_are_made(operated: Operated) -> None:
     operated.shard("e")
     operated.tick(name="new_shards")
     assert operated.run_job("refresh")
+    told = operated.tick(name="new_shards")
     assert operated.backfills() == [("schedule refresh", {asset: ["b", "c", "e"] for asset in ASSETS})]
+    (backfill,) = operated.instance.get_backfills()
+    why = "3 shards: 1 failed before, 1 the raw shard has changed, 1 never made"
+    assert (backfill.title, backfill.tags[WHY]) == (why, why)
+    assert f"backfill {backfill.backfill_id} of {why}" in told
     assert operated.run_job("refresh")
+    operated.tick(name="new_shards")
     assert len(operated.backfills()) == 1, "the first one has not ended"
 
 
 def test_of_what_is_up_to_date_nothing_is_made(operated: Operated) -> None:
     assert operated.run().success
     assert operated.run_job("refresh")
+    operated.tick(name="new_shards")
     assert operated.backfills() == []
+
+
+def test_its_run_ends_before_what_it_found_is_launched(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one run at a time is allowed, others would have to wait for it."""
+    operated.tick(name="new_shards")
+    monkeypatch.setattr(sensors, "LOOK_AGAIN_SECONDS", 5)
+    assert operated.run_job("refresh")
+    operated.tick(name="new_shards")
+    assert operated.backfills() == []
+    monkeypatch.setattr(sensors, "LOOK_AGAIN_SECONDS", 0)
+    operated.tick(name="new_shards")
+    operated.finish_backfills()  # before it made anything
+    operated.tick(name="new_shards")
+    assert operated.backfills() == [("schedule refresh", {asset: list("abcd") for asset in ASSETS})]
+
+
+def test_what_something_else_has_taken_meanwhile_is_not_launched(operated: Operated) -> None:
+    operated.tick(name="new_shards")
+    assert operated.run_job("refresh")
+    assert operated.run(["a"]).success
+    operated.planned_run(["b"], ["curated_parquet"])
+    operated.shard("c", 2)  # it is being uploaded
+    operated.tick(name="new_shards")
+    assert operated.backfills() == [("schedule refresh", {asset: ["d"] for asset in ASSETS})]
+
+
+def test_a_run_or_backfill_that_begins_during_the_search_keeps_its_shards(operated: Operated) -> None:
+    operated.tick(name="new_shards")
+    with operated.graph() as (graph, listing):
+        found = DueBackfills.find(operated.instance, graph, listing)
+        same = DueBackfills.find(operated.instance, graph, listing)
+        same.launch(operated.instance, same.due.restricted("a"), "somebody")
+        assert operated.run(["b"]).success
+        operated.planned_run(["c"])
+        found.launch(operated.instance, found.due, "schedule refresh")
+    by_whom = {started_by: targets["curated_parquet"] for started_by, targets in operated.backfills()}
+    assert by_whom == {"somebody": ["a"], "schedule refresh": ["d"]}
