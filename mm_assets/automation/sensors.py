@@ -510,12 +510,13 @@ _MAX_OBSERVED = 500
 @dg.sensor(
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Adds a partition for every new raw shard, and notes those that have changed or are gone.",
+    description="Adds a partition for every new raw shard, notes those that have changed or are gone, and "
+    "launches what the job refresh has found.",
 )
 def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
     """Add a partition for every raw shard that has none yet; note those that have changed or are gone.
 
-    Shards that were never observed are observed by the run that reads them first.
+    It also launches what the job `refresh` has found: it ticks whatever `MM_AUTOMATION` says. Shards that were never observed are observed by the run that reads them first.
     """
     location = context.code_location_origin
     fail_lost_runs(context.instance, None if location is None else location.location_name)
