@@ -516,7 +516,8 @@ _MAX_OBSERVED = 500
 def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
     """Add a partition for every raw shard that has none yet; note those that have changed or are gone.
 
-    It also launches what the job `refresh` has found: it ticks whatever `MM_AUTOMATION` says. Shards that were never observed are observed by the run that reads them first.
+    Shards that were never observed are observed by the run that reads them first. What the job `refresh` has
+    found is launched here because this sensor runs whatever `MM_AUTOMATION` says.
     """
     location = context.code_location_origin
     fail_lost_runs(context.instance, None if location is None else location.location_name)
