@@ -70,6 +70,7 @@ URI = "dagster/uri"
 REASON = "error"  # why a shard did not land, as text
 TRIED_WITH = "tried_with"  # by which code, settings and limit it did not
 
+_MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 # Events of an attempt on a partition: that it is planned, and that it has failed.
 _ATTEMPT = (dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, dg.DagsterEventType.ASSET_OBSERVATION)
 
@@ -280,21 +281,13 @@ def attempts_without_result(
         run_ids: attempts of these runs; None: of all.
         but: attempts of these runs do not count.
     """
-    wanted = None if keys is None else list(keys)
-    made = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, wanted)
-    open_ = {
-        key
-        for kind in _ATTEMPT
-        for key, id_ in _storage_ids(instance, asset, kind, wanted).items()
-        if id_ > made.get(key, -1)
-    }
     asked, not_asked = None if run_ids is None else set(run_ids), set(but)
     log, row = instance.event_log_storage, SqlEventLogStorageTable.c
-    assert isinstance(log, SqlEventLogStorage), "an event log in a database"
+    made = _open_partitions(instance, asset, keys)
     last = db.func.max(row.id).label("last")
     is_planned = db.func.min(row.dagster_event_type) == _ATTEMPT[0].value  # not what others have observed
     found: dict[str, str] = {}
-    for batch in _batches(sorted(open_)):
+    for batch in _batches(sorted(made)):
         query = db.select(row.partition, row.run_id, last).where(
             row.asset_key == asset.to_string(),
             row.dagster_event_type.in_([kind.value for kind in _ATTEMPT]),
@@ -305,9 +298,36 @@ def attempts_without_result(
             rows = connection.execute(query).fetchall()
         for key, run_id, id_ in rows:
             is_asked = run_id not in not_asked and (asked is None or run_id in asked)
-            if is_asked and id_ > made.get(key, -1):
+            if is_asked and id_ > made[key]:
                 found[key] = run_id
     return found
+
+
+def _open_partitions(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str] | None
+) -> dict[str, int]:
+    """Return the partitions with an attempt after the latest materialization, with its storage id, or -1.
+
+    The database compares: of thousands of partitions few are open.
+    """
+    log, row = instance.event_log_storage, SqlEventLogStorageTable.c
+    assert isinstance(log, SqlEventLogStorage), "an event log in a database"
+    kind = row.dagster_event_type
+    made = db.func.coalesce(db.func.max(db.case((kind == _MADE.value, row.id))), -1)
+    tried = db.func.max(db.case((kind != _MADE.value, row.id)))
+    query = db.select(row.partition, made).where(
+        row.asset_key == asset.to_string(),
+        kind.in_([each.value for each in (_MADE, *_ATTEMPT)]),
+        row.partition.isnot(None),
+    )
+    wiped = log._get_assets_details([asset])
+    query = log._add_assets_wipe_filter_to_query(query, wiped, [asset])
+    query = query.group_by(row.partition).having(tried > made)
+    asked = (
+        [query] if keys is None else [query.where(row.partition.in_(batch)) for batch in _batches(list(keys))]
+    )
+    with log.index_connection() as connection:
+        return {key: id_ for each in asked for key, id_ in connection.execute(each)}
 
 
 def not_landed(instance: dg.DagsterInstance, asset: dg.AssetKey, ended: Iterable[str] = ()) -> list[str]:
@@ -388,11 +408,8 @@ def makes_asset(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> b
 
 
 def _storage_ids(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str] | None
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
 ) -> dict[str, int]:
-    """Return the latest event of this kind of each partition; without keys of all partitions of the asset."""
-    if keys is None:
-        return dict(instance.get_latest_storage_id_by_partition(asset, kind))
     found: dict[str, int] = {}
     for batch in _batches(list(keys)):
         found.update(instance.get_latest_storage_id_by_partition(asset, kind, set(batch)))

@@ -1,0 +1,102 @@
+"""What nobody sees fail: another share than usual, nothing new for too long, a run that does nothing. A real
+daemon tells it, to a target that answers late, beside one that refuses and one that never answers.
+"""
+
+import os
+import signal
+from contextlib import ExitStack
+from io import BytesIO
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from PIL import Image
+
+from mm_assets_tests.automation.alerts.conftest import brief
+from mm_assets_tests.automation.alerts.receivers import webhook
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.live.daemon import DagsterDev, wait_for
+
+pytestmark = pytest.mark.live
+
+TOLD = 150.0  # seconds: two ticks, each as long as the targets may take, on a busy machine
+FRESH = 100
+SILENT = 40
+
+
+def shard(path: Path, size: tuple[int, int]) -> None:
+    out = BytesIO()
+    Image.new("RGB", size).save(out, "PNG")
+    document = {"texts": ["x", None, None], "images": [None, "0.png", "1.png"]}
+    make_tar(path, [(f"{path.stem}.json", document), ("0.png", out.getvalue()), ("1.png", out.getvalue())])
+
+
+def test_drift_freshness_and_hanging_reach_a_late_target_though_others_are_down(tmp_path: Path) -> None:
+    raw, home = tmp_path / "raw", tmp_path / "home"
+    for number in range(6):
+        shard(raw / f"s{number}.tar", (30, 20))
+    shard(raw / "tall.tar", (20, 30))
+    with ExitStack() as stack:
+        late, broken, silent = (stack.enter_context(webhook()) for _ in range(3))
+        late.silence, broken.answers, silent.silence = 5.0, [500] * 10_000, 10_000.0
+        environment = {
+            "MM_RAW_SHARDS": str(raw),
+            "MM_STORAGE": str(tmp_path / "storage"),
+            "MM_WORKERS": "1",
+            "MM_MIN_ASPECT_RATIO": "1.0",
+            "MM_ALERTS": " ".join(hook.url() for hook in (late, broken, silent)),
+            "MM_FRESH_WITHIN": f"{FRESH}s",
+            "TEST_SILENT": str(SILENT),
+        }
+        dev = stack.enter_context(DagsterDev("mm_assets_tests.live.watched_location", home, environment))
+        keys = [f"s{number}" for number in range(6)] + ["tall"]
+        dev.wait_for(
+            lambda instance: set(keys) <= set(instance.get_dynamic_partitions("shards")), 90, "shards"
+        )
+
+        def told(what: str) -> None:
+            wait_for(lambda: any(what in title for title in late.titles), TOLD, what)
+
+        for key in keys:
+            assert dev.wait_for_run(dev.launch_run("all_assets", {"dagster/partition": key})) == "SUCCESS"
+        told("filtered_parquet keeps another share of items than usual")
+        told("Not fresh")
+        assert dev.wait_for_run(dev.launch_run("all_assets", {"dagster/partition": "s0"})) == "SUCCESS"
+        told("all clear: Not fresh")
+
+        shard(raw / "s0.tar", (40, 20))
+        run = dev.launch_run("all_assets", {"dagster/partition": "s0"})
+        process = wait_for(lambda: _process_of(dev, run), 60, "the process of the run")
+        os.kill(process, signal.SIGSTOP)
+        told("Hangs")
+        os.kill(process, signal.SIGCONT)
+        assert dev.wait_for_run(run) == "SUCCESS"
+        told("all clear: Hangs")
+        titles = [brief(title) for title in late.titles]
+        assert len(titles) == len(set(titles)), "each once"
+        assert (broken.received, silent.received) == ([], [])
+        assert len(broken.attempts) > 1 and len(silent.attempts) > 0
+        with dev.instance() as instance:
+            assert _outcomes_of_ticks(instance) == {"SKIPPED"}
+
+
+def _process_of(dev: DagsterDev, run: str) -> int | None:
+    """The process that executes a run, once it does."""
+    if dev.run_status(run) != "STARTED":
+        return None
+    with dev.instance() as instance:
+        for entry in instance.all_logs(run, of_type=dg.DagsterEventType.ENGINE_EVENT):
+            pid = entry.get_dagster_event().engine_event_data.metadata.get("pid")
+            if pid is not None:
+                return int(str(pid.value))
+    return None
+
+
+def _outcomes_of_ticks(instance: dg.DagsterInstance) -> set[str]:
+    return {
+        tick.status.value
+        for state in instance.all_instigator_state()
+        if state.instigator_name == "alerts"
+        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id)
+        if tick.status.value != "STARTED"
+    }
