@@ -283,6 +283,7 @@ def attempts_without_result(
     """
     asked, not_asked = None if run_ids is None else set(run_ids), set(but)
     log, row = instance.event_log_storage, SqlEventLogStorageTable.c
+    assert isinstance(log, SqlEventLogStorage), "an event log in a database"
     made = _open_partitions(instance, asset, keys)
     last = db.func.max(row.id).label("last")
     is_planned = db.func.min(row.dagster_event_type) == _ATTEMPT[0].value  # not what others have observed
