@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
+from zoneinfo import available_timezones
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES
 from mm_assets.filters.filter import Filter, FilterSetting, FilterSettingError
@@ -49,6 +50,7 @@ from mm_assets.storage.stores import clean_url, without_secrets
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 _RAY_ADDRESS = re.compile(r"(?:ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):(\d{1,5})")
 _MOST_DIGITS = 18
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _LONGEST = 100_000 * 86400.0  # seconds of a duration; much more is no time span of Python's
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9]+://.")
 
@@ -132,6 +134,21 @@ def cron(text: str) -> str:
     except dg.DagsterInvalidDefinitionError as error:
         raise ValueError(refused) from error
     return text
+
+
+def time_zone(text: str) -> str:
+    """Check the IANA name of a time zone, where this machine knows any."""
+    zones = available_timezones()
+    if zones and text not in zones:
+        raise ValueError(f"must be the name of a time zone, such as Europe/Berlin, not {text!r}")
+    return text
+
+
+def machine_zone() -> str:
+    """Return the IANA name of this machine's time zone; UTC where it tells none."""
+    stated = os.environ.get("TZ", "").lstrip(":") or os.path.realpath("/etc/localtime")
+    name = stated.rpartition("/zoneinfo/")[2]
+    return name if name in available_timezones() else "UTC"
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -370,6 +387,14 @@ class Settings:
     prove_cron: str | None = _setting(None, cron, "when every output is read and proven again")
     maintenance_cron: str | None = _setting(
         None, cron, "when the table is compacted, and old versions, logs and temporary files are removed"
+    )
+    timezone: str | None = _setting(
+        None, time_zone, "time zone of these cron expressions, such as Europe/Berlin; not set: the machine's"
+    )
+    log_level: str = _setting(
+        "warning",
+        one_of(*LOG_LEVELS),
+        "least level of what servers and their runs print; the UI has every event",
     )
     alerts: tuple[str, ...] = _setting(
         (), alert_targets, "where alerts go: Apprise URLs, separated by whitespace", is_secret=True

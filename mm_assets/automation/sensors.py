@@ -51,7 +51,7 @@ from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation
 from mm_assets.graph.resources import MaintainedStorage
 from mm_assets.model.errors import counted
-from mm_assets.settings import Settings
+from mm_assets.settings import Settings, machine_zone
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import is_remote, join, local_path, sweep, sweep_output
 
@@ -228,11 +228,14 @@ def schedules(settings: Settings) -> list[dg.ScheduleDefinition]:
         "prove": settings.prove_cron,
         "maintenance": settings.maintenance_cron,
     }
+    zone = settings.timezone or machine_zone()
     return [
         dg.ScheduleDefinition(
             name=name,
             job_name=name,
             cron_schedule=cron or _DEFAULT_CRON[name],
+            execution_timezone=zone,
+            description=f"Launches the job at times of {zone} (MM_TIMEZONE).",
             default_status=dg.DefaultScheduleStatus.RUNNING if cron else dg.DefaultScheduleStatus.STOPPED,
             tags={STARTED_BY: f"schedule {name}"},
         )

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
-import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from mm_assets.cli.arguments import add_set_flags, filters_with_overrides, number_of, variables_of
-from mm_assets.settings import Settings
+from mm_assets.settings import LOG_LEVELS, Settings
 from mm_assets.terminal import FAILED, USAGE, fail
 
 
@@ -86,53 +84,47 @@ def _names(text: str) -> tuple[str, ...]:
 _HOST = "127.0.0.1"
 _port = number_of("a port, 1 to 65535", 1, 18, 65535)
 
-_SUPERSEDED = "Function `dev_command` is superseded"
-
 
 def ui_arguments(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("ui", help="serve the Dagster UI, with the daemon, on this machine")
     parser.add_argument("--port", type=_port, default=3000, help="port on 127.0.0.1 (default: 3000)")
+    parser.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        help="least level of what is printed (default: MM_LOG_LEVEL, else warning)",
+    )
     parser.set_defaults(run=run_ui)
 
 
-def run_ui(options: argparse.Namespace) -> NoReturn:
-    """Become ``dagster dev``; errors of settings are told before."""
+def run_ui(options: argparse.Namespace) -> int:
+    """Serve until a signal comes; errors of settings are told before."""
     import dagster  # noqa: F401  without it nothing is begun
 
     from mm_assets.formats.raw_shards import RawLocations
-    from mm_assets.headless.instance import open_instance, prepare_home
+    from mm_assets.headless.instance import home_in_force, lock_home, open_instance, prepare_home, serve
 
     settings = Settings.load()
     RawLocations(settings.raw_shards)
+    address = settings.ui_url or f"http://{_HOST}:{options.port}"
+    home = home_in_force()
+    if is_locked := home.is_dir():
+        lock_home(home, address)
     if (reason := _why_not(options.port)) is not None:
         fail(f"port {options.port} of {_HOST}: {reason}; name another with --port")
-        sys.exit(USAGE)
-    address = settings.ui_url or f"http://{_HOST}:{options.port}"
-    os.environ["MM_UI_URL"] = address  # alerts link to it
+        return USAGE
     with open_instance(prepare_home()):
         pass  # what is wrong with it is told in one line
+    if not is_locked:
+        lock_home(home, address)
     print(f"the UI: {address}", flush=True)
+    level = options.log_level or settings.log_level
+    os.environ |= {"MM_UI_URL": address, "MM_LOG_LEVEL": level}  # for the links of alerts, and for runs
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
     # A look at 100,000 partitions takes half a minute of CPU; by default the daemon waits a minute.
     os.environ.setdefault("DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS", "300")
-    # Notices of Dagster that are for whoever writes such a command, and a line for each look of a sensor.
-    command = [
-        sys.executable,
-        "-W",
-        f"ignore:{_SUPERSEDED}",
-        "-m",
-        "dagster",
-        "dev",
-        "-m",
-        "mm_assets.definitions",
-    ]
-    command += ["--log-level", "warning"]
-    print(f"Dagster on http://127.0.0.1:{options.port}, in half a minute; Ctrl-C ends it", flush=True)
-    # A shell that starts it in the background has it ignore them.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    os.execv(sys.executable, [*command, "-h", _HOST, "-p", str(options.port)])
+    print(f"Dagster on http://{_HOST}:{options.port}, in half a minute; Ctrl-C ends it", flush=True)
+    return serve(_HOST, options.port, level)
 
 
 def _why_not(port: int) -> str | None:

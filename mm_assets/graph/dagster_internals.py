@@ -17,7 +17,8 @@ upgrade of Dagster. They tell which of these no longer holds:
 * an evaluation counts for a partition only while it names the partition's latest materialization (`target`);
   of several rows of a check the one inserted last counts, and a planned row that is never filled in reads
   "Failed" once its run has failed (`withdraw_planned`);
-* the asset layer of the running job names the checks that are part of this run.
+* the asset layer of the running job names the checks that are part of this run;
+* a run whose configuration names no logger asks `context_creation_job.default_system_loggers` (`print_from`).
 
 `SeenCodeVersions` keeps, in the key-value store of the instance, which code version of each asset was seen
 last, and since when. What was planned after a version was first seen, was made by it. So nobody has to read
@@ -48,6 +49,7 @@ from dagster._core.definitions.data_version import (
     get_input_event_pointer_tag,
 )
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+from dagster._core.execution import context_creation_job
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
@@ -102,6 +104,22 @@ class Latest:
     @property
     def uri(self) -> str:
         return str(self.metadata.get(URI, ""))
+
+
+def print_from(level: str) -> None:
+    """Have runs print what is of this level or above; Dagster's own is DEBUG. The event log has all of it.
+
+    A logger of the code location would need naming in the configuration of each run, and ``python_log_level``
+    of ``dagster.yaml`` keeps messages out of the event log, too.
+    """
+
+    def loggers(
+        instance: dg.DagsterInstance | None,
+    ) -> list[tuple[dg.LoggerDefinition, dict[str, object]]]:
+        stock = dg.default_system_loggers(instance)
+        return [(each, {**config, "log_level": level.upper()}) for each, config in stock]
+
+    context_creation_job.default_system_loggers = loggers  # type: ignore[attr-defined]
 
 
 def observed_version(version: str) -> dict[str, str]:

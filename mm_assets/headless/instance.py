@@ -1,26 +1,36 @@
-"""The Dagster home of commands: its folder and configuration, its instance, and Ctrl-C.
+"""The Dagster home of commands: its folder and configuration, its instance, its servers, and Ctrl-C.
 
 Dagster is imported when an instance is opened: Ctrl-C has its one line already while that import runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
+import multiprocessing
 import os
 import re
+import runpy
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import located, place_of
-from mm_assets.terminal import interrupted
+from mm_assets.terminal import FAILED, fail, interrupted
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -155,3 +165,196 @@ def prepare_home() -> Path:
         os.replace(aside, target)
     os.environ["DAGSTER_HOME"] = str(home)
     return home
+
+
+def lock_home(home: Path, address: str) -> None:
+    """Keep other UIs off a home as long as this process lives: two daemons would launch everything twice.
+
+    Raises:
+        ValueError: another process serves it; the message has its address.
+    """
+    descriptor = os.open(home / "ui.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released however the process ends
+    except BlockingIOError:
+        running = os.read(descriptor, 1000).decode(errors="replace")
+        raise ValueError(f"DAGSTER_HOME {home} has a UI already: {running}") from None
+    except OSError:  # not all file systems have locks
+        pass
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"{address} (process {os.getpid()})".encode())
+
+
+LOCATION = "mm_assets.definitions"  # its name, too: Dagster keeps by it which sensors somebody has stopped
+_LOOK_SECONDS = 0.5
+_STOP_SECONDS = 15
+_PAUSES = (1, 5, 20)  # seconds before a server that has ended is started again
+_SOUND_SECONDS = 600  # one that ran for so long can start
+
+
+class _Stopped(BaseException):
+    """A signal has asked the servers to end."""
+
+
+@dataclass
+class _Server:
+    """One server, and its process groups: that of the process, and those of processes that have ended."""
+
+    name: str
+    command: Sequence[str]
+    process: subprocess.Popen[bytes] | None = None
+    groups: tuple[int, ...] = ()
+    restarts: int = 0
+    since: float = 0.0  # when it was started, or has ended
+    has_ended: bool = False
+
+    def start(self, life: int) -> None:
+        code = f"from mm_assets.headless.instance import be_server; be_server({life})"
+        command = [sys.executable, "-c", code, *self.command]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[life], process_group=0)
+        self.groups += (self.process.pid,)
+        self.since, self.has_ended = time.monotonic(), False
+
+    def look(self, life: int) -> bool:
+        """Start the server if it is due; return whether it is hopeless."""
+        if self.process is None:
+            self.start(life)
+            return False
+        if (code := self.process.poll()) is None:
+            return False
+        now = time.monotonic()
+        if not self.has_ended:
+            if now - self.since > _SOUND_SECONDS:
+                self.restarts = 0
+            how = f"by signal {-code}" if code < 0 else f"exit code {code}"
+            why = f"the {self.name} has ended, {how}"
+            if self.restarts == len(_PAUSES):
+                fail(f"{why}, after {self.restarts} restarts; its own lines are above")
+                return True
+            fail(f"{why}; it is started again in {_PAUSES[self.restarts]} s")
+            self.since, self.has_ended = now, True
+        elif now - self.since >= _PAUSES[self.restarts]:
+            self.restarts += 1
+            self.start(life)
+        return False
+
+
+def serve(host: str, port: int, level: str) -> int:
+    """Serve the home that ``DAGSTER_HOME`` names until a signal comes: code server, web server and daemon.
+
+    Each is a process group of its own: Ctrl-C in a terminal comes to this process alone, which ends them with
+    all that they have started.
+
+    Returns:
+        The exit code: 0 after a signal, 1 if a server ends again and again.
+    """
+    ends = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        ends.append(signal.SIGHUP)
+    with TemporaryDirectory(prefix="mm-assets-ui-") as folder:
+        servers = _servers(Path(folder), host, port, level)
+        life, _held = os.pipe()  # closed however this process ends, and the servers see that
+        try:
+            # A shell that starts it in the background has it ignore them, others may have blocked them.
+            for number in ends:
+                signal.signal(number, _stop)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+            while not any(
+                server.look(life) for server in servers if server.name == _CODE or _listens(Path(folder))
+            ):
+                time.sleep(_LOOK_SECONDS)
+            return FAILED
+        except _Stopped:
+            return 0
+        finally:
+            for number in ends:
+                signal.signal(number, signal.SIG_IGN)
+            _end(servers)
+
+
+_CODE = "code server"
+_SOCKET = "code.sock"
+
+
+def _servers(folder: Path, host: str, port: int, level: str) -> list[_Server]:
+    workspace = Path(os.environ["DAGSTER_HOME"], "ui_workspace.yaml")  # nothing sweeps that away
+    location = {"location_name": LOCATION, "socket": str(folder / _SOCKET)}
+    workspace.write_text(json.dumps({"load_from": [{"grpc_server": location}]}))
+    code = ["dagster", "code-server", "start", "-m", LOCATION, "-s", str(folder / _SOCKET)]
+    code += ["--use-python-environment-entry-point", "--log-level", level]
+    web = ["dagster_webserver", "-w", str(workspace), "--dagster-log-level", level]
+    web += ["-h", host, "-p", str(port)]
+    daemon = ["dagster._daemon", "run", "-w", str(workspace), "--log-level", level]
+    return [_Server(_CODE, code), _Server("web server", web), _Server("daemon", daemon)]
+
+
+def _listens(folder: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(folder / _SOCKET)) == 0
+
+
+def _stop(*_: Any) -> None:
+    raise _Stopped
+
+
+def _end(servers: Sequence[_Server]) -> None:
+    """Ask all but the code server to end, then kill what is left, and what they have started.
+
+    Asked to end, the code server would let its runs finish. Killed ones are found lost, and launched again,
+    at the next start.
+    """
+    asked = [server.process for server in servers if server.process is not None and server.name != _CODE]
+    for process in asked:
+        process.terminate()
+    _wait(lambda: all(process.poll() is not None for process in asked))
+    groups = [group for server in servers for group in server.groups]
+    for group in groups:
+        _send(group, signal.SIGKILL)
+    for server in servers:
+        if server.process is not None:
+            server.process.wait()
+    _wait(lambda: not any(_send(group, 0) for group in groups))
+
+
+def _wait(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _STOP_SECONDS
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _send(group: int, number: int) -> bool:
+    """Send a signal to a process group, or none for 0; return whether there is one."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of zombies
+        os.killpg(group, number)
+        return True
+    return False
+
+
+def be_server(life: int) -> None:
+    """Be the program that the arguments name, until the process with the other end of a pipe is gone."""
+
+    def end_with_parent() -> None:
+        os.read(life, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    os.set_inheritable(life, False)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _be_program()
+
+
+def _be_program() -> None:
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _end_with_runs(*_: Any) -> None:
+    for run in multiprocessing.active_children():
+        run.kill()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    # ``dagster api grpc`` of a deployment. Asked to end, it would wait for its runs, and for calls that hang,
+    # as on a store that does not answer. Runs that are killed with it are found lost, and launched again.
+    signal.signal(signal.SIGINT, _end_with_runs)  # Dagster takes it for SIGTERM, too
+    _be_program()

@@ -12,16 +12,30 @@ import pytest
 from mm_assets_tests.cli.commands import environment, only_line, run_process
 from mm_assets_tests.free_port import free_port
 
-# What `dagster dev` would be started with, instead of starting it.
+# What its servers would be started with, instead of starting them.
 _STARTED = """
 import os, sys
-def started(*_):
-    print("the daemon waits", os.environ["DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS"], flush=True)
-    os._exit(0)
-os.execv = started
+from mm_assets.headless import instance
+def started(host, port, level):
+    print("the daemon waits", os.environ["DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS"])
+    print("prints", level, os.environ["MM_LOG_LEVEL"])
+    return 0
+instance.serve = started
 from mm_assets.cli import main
-main(["ui", "--port", sys.argv[1]])
+sys.exit(main(["ui", *sys.argv[1:]]))
 """
+
+
+def started(folder: Path, *arguments: str, **variables: str | None) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTED, "--port", str(free_port()), *arguments],
+        env=environment(**variables),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -63,12 +77,42 @@ def test_a_port_that_is_in_use(tmp_path: Path) -> None:
 def test_a_look_at_many_partitions_may_take_longer_than_a_minute(
     given: str | None, waits: str, tmp_path: Path
 ) -> None:
+    lines = started(tmp_path, DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS=given)
+    assert f"the daemon waits {waits}" in lines
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "level"),
+    [(None, [], "warning"), ("error", [], "error"), ("error", ["--log-level", "debug"], "debug")],
+)
+def test_the_level_of_what_is_printed(
+    given: str | None, arguments: list[str], level: str, tmp_path: Path
+) -> None:
+    assert started(tmp_path, *arguments, MM_LOG_LEVEL=given)[-1] == f"prints {level} {level}"
+
+
+# A code server that cannot start.
+_ENDS = """
+import sys
+from mm_assets.headless import instance
+instance._PAUSES = (0.01, 0.01)
+instance._servers = lambda *given: [instance._Server("code server", ["no_such_program"])]
+from mm_assets.cli import main
+sys.exit(main(["ui", "--port", sys.argv[1]]))
+"""
+
+
+def test_a_server_that_cannot_start_ends_it_with_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _STARTED, str(free_port())],
-        env=environment(DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS=given),
+        [sys.executable, "-c", _ENDS, str(free_port())],
+        env=environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    assert done.stdout.splitlines()[-1] == f"the daemon waits {waits}"
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mm-assets: ")]
+    again = "mm-assets: the code server has ended, exit code 1; it is started again in 0.01 s"
+    last = "mm-assets: the code server has ended, exit code 1, after 2 restarts; its own lines are above"
+    assert lines == [again, again, last]

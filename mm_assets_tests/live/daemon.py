@@ -77,8 +77,7 @@ class DagsterDev:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # A test run that was started in the background has SIGINT ignored, and children inherit that.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                preexec_fn=_heed_signals,
             )
         try:
             wait_for(self._is_up, self.start_seconds, "the code location to load")
@@ -114,6 +113,16 @@ class DagsterDev:
         self._process.wait(timeout=10)
         wait_for(lambda: not self.processes(), 10, "the last processes to end")
         return left
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Wait for the end of it; the exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout=60)
 
     def processes(self) -> list[int]:
         """Running processes of its session: servers, runs, workers."""
@@ -309,6 +318,12 @@ def wait_for(condition: Callable[[], T | None], seconds: float, what: str) -> T:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
         time.sleep(0.25)
     return value
+
+
+def _heed_signals() -> None:
+    """A test run that was started in the background, or by nohup, ignores them, and children inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def all_pids() -> list[int]:

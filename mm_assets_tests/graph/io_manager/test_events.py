@@ -2,6 +2,7 @@
 upgrade.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.execution import context_creation_job
 
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.messages import Shard
@@ -55,6 +57,22 @@ def run_probe(
 
 def count(instance: dg.DagsterInstance) -> int:
     return len(instance.fetch_materializations(KEY, limit=100).records)
+
+
+@pytest.mark.parametrize(("level", "prints"), [("debug", True), ("warning", False)])
+def test_runs_print_from_a_level_and_log_everything(
+    instance: dg.DagsterInstance,
+    level: str,
+    prints: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    name = "default_system_loggers"
+    monkeypatch.setattr(context_creation_job, name, getattr(context_creation_job, name))
+    dagster_internals.print_from(level)
+    result = run_probe(instance, KEYS[:1])
+    assert (" - DEBUG - " in capfd.readouterr().err) == prints
+    assert any(entry.level == logging.DEBUG for entry in instance.all_logs(result.run_id))
 
 
 def test_mark_keeps_builtin_events_away(instance: dg.DagsterInstance) -> None:
