@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _WITH_SERVER = ("json", "xml", "form", "mailto")
 _SHOWN_REASON = 160  # characters
 ANSWERING = 15.0  # seconds that a target has for one message
+# Of these, until its answer begins. Apprise's own 4 s are too few: what arrives is sent again.
+_READING = 10.0
 # What is read of the answer of a web server at most, from the end of its headers on.
 _ANSWER_BYTES, _ANSWER_SECONDS = 64 << 10, 5.0
 
@@ -98,6 +100,8 @@ class Target:
 
         _bound_answers()
         service = Apprise.instantiate(self.url, suppress_exceptions=True)
+        if service is not None and "rto=" not in self.url:
+            service.socket_read_timeout = _READING
         if service is not None and "overflow=" not in self.url:
             service.overflow_mode = OverflowMode.SPLIT  # else a service refuses what is too long for it
         return service

@@ -121,6 +121,12 @@ def test_other_requests_of_the_process_read_all(hook: Webhook) -> None:
     assert len(answer.content) == 1 << 20
 
 
+def test_a_server_that_answers_late_gets_a_message_once(hook: Webhook) -> None:
+    hook.silence = 4.5  # Apprise's own limit is 4 s
+    assert Target(1, hook.url()).send(HELLO) is None
+    assert len(hook.attempts) == 1
+
+
 def test_a_silent_server_is_given_up(silent: Webhook) -> None:
     reason = Target(1, f"{silent.url()}?rto=0.3").send(HELLO)
     assert reason is not None and not silent.received
