@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.survey import RequiredType, ShardColumns, is_same_type, passthrough, type_name
+from mm_assets.model.errors import counted
 from mm_assets.model.json_codec import is_json
 
 _SHARDS_NAMED = 3
@@ -48,6 +49,8 @@ class SchemaDecision:
         adapted: the shard's columns that are written in another type than its own values require.
         absent: columns of other shards that this one lacks.
         refused: column -> one line why it does not fit.
+        outvoted: column -> one line, where this shard is one of the few for which the column is JSON text in
+            all: it names these, and both types.
     """
 
     fields: pa.Schema
@@ -56,6 +59,7 @@ class SchemaDecision:
     adapted: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    outvoted: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,8 +67,24 @@ class _Group:
     """Shards that require the same of a column: the ``first`` by partition key, and how many."""
 
     required_type: RequiredType
-    first: str
+    first: list[str] = field(default_factory=list)
     count: int = 0
+
+    def add(self, partitions: Sequence[str], count: int) -> None:
+        """Add shards (sorted), of which at least the first few are given."""
+        self.first = sorted([*self.first, *partitions[:_SHARDS_NAMED]])[:_SHARDS_NAMED]
+        self.count += count
+
+    def fits(self, other: RequiredType) -> bool:
+        """Return whether a column for both need not be JSON text for that."""
+        mine = self.required_type
+        return is_same_type(mine.field, other.field) or not mine.clashes(other)
+
+    def named(self) -> str:
+        """Return the type, and the shards: a few by name, the others by number."""
+        more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
+        shards = "shard" if self.count == 1 else "shards"
+        return f"{self.required_type.described()} in {shards} {', '.join(map(repr, self.first))}{more}"
 
 
 @dataclass
@@ -102,7 +122,7 @@ class ContractColumn:
             is_json(required_type.field),
             required_type.is_exact,
         )
-        groups.setdefault(key, _Group(required_type, partitions[0])).count += len(partitions)
+        groups.setdefault(key, _Group(required_type)).add(partitions, len(partitions))
         if not again:
             self.shards += len(partitions)
             self.first = sorted([*self.first, *partitions[:_SHARDS_NAMED]])[:_SHARDS_NAMED]
@@ -145,9 +165,37 @@ class ContractColumn:
         more = sum(group.count for group in others) - 1
         return (
             f"column {self.name!r}: {required_type.described()} in this shard, "
-            f"{others[0].required_type.described()} in shard {others[0].first!r}"
+            f"{others[0].required_type.described()} in shard {others[0].first[0]!r}"
             f"{f' and {more} more' if more else ''} (contract: {type_name(self.required_type.field)}); "
             f"only JSON text holds both: {_HOW_TO_WIDEN}"
+        )
+
+    def outvotes(self, required_type: RequiredType) -> str:
+        """Return one line if the column is JSON text for the few shards of this type and others; else "".
+
+        What was published does not count: the surveys tell what each shard has now.
+        """
+        if not is_json(self.required_type.field):
+            return ""
+        by_type: dict[str, _Group] = {}  # whether a shard has nulls says nothing here
+        for group in self._surveyed.values():
+            if not pa.types.is_null(group.required_type.field.type):
+                merged = by_type.setdefault(group.required_type.described(), _Group(group.required_type))
+                merged.add(group.first, group.count)
+        groups = sorted(by_type.values(), key=lambda group: (-group.count, group.first))
+        if not groups:
+            return ""
+
+        def votes(group: _Group) -> int:
+            return sum(other.count for other in groups if group.fits(other.required_type))
+
+        most = max(groups, key=votes)
+        if is_json(most.required_type.field) or most.fits(required_type):
+            return ""
+        odd = [group.named() for group in groups if not most.fits(group.required_type)]
+        return (
+            f"column {self.name!r} is JSON text in all shards: {most.required_type.described()} in "
+            f"{counted(votes(most), 'shard')}, but {'; '.join(odd)}"
         )
 
 
@@ -227,6 +275,7 @@ class SchemaContract:
             },
             tuple(name for name in self.columns if name not in required),
             refused,
+            {c.name: line for c in admitted if (line := c.outvotes(required[c.name]))},
         )
 
     def describe(self) -> list[dict[str, Any]]:

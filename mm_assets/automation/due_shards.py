@@ -42,6 +42,7 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import (
     LIMIT_TAG,
+    SETTINGS,
     SHARDS,
     TRIED_WITH,
     UNREAD,
@@ -51,6 +52,8 @@ from mm_assets.graph.dagster_internals import (
 from mm_assets.graph.instance_queries import messages
 from mm_assets.graph.planned_jobs import SETTINGS_MARK, parse_failure
 from mm_assets.graph.proof import ZERO_LOSS
+from mm_assets.settings import variable
+from mm_assets.versions.diff import setting_changes
 
 MISSING, FAILED, STALE = "missing", "failed", "stale"
 
@@ -228,7 +231,7 @@ def _storage(instance: dg.DagsterInstance) -> SqlEventLogStorage:
     return storage
 
 
-_OTHER_CODE = "code or settings have changed"
+_CHANGES = 3  # settings in a reason
 _OTHER_RAW = "the raw shard has changed"
 
 _MAX_UNPROVEN = 10_000  # failed proofs to look at
@@ -274,6 +277,8 @@ class DueShardFinder:
             for key, found in inputs.items()
         }
         self._code_versions = {key: spec.code_version for key, spec in by_key.items()}
+        self._settings = {key: spec.metadata.get(SETTINGS, {}) for key, spec in by_key.items()}
+        self._differences: dict[tuple[dg.AssetKey, str | None], str] = {}
         self._limits = {key: spec.tags.get(LIMIT_TAG) for key, spec in by_key.items()}
         self._seen = SeenCodeVersions(instance)
         self._latest: dict[dg.AssetKey, Mapping[str, EventId]] = {}
@@ -309,7 +314,7 @@ class DueShardFinder:
         self, asset: dg.AssetKey, planned: Mapping[str, EventId], found: DueShards
     ) -> tuple[dict[str, Due], set[str]]:
         """Return what is due of an asset, and what a run is making; ``found`` has the assets before it."""
-        seen = self._seen.see(asset, self._code_versions[asset])
+        seen = self._seen.see(asset, self._code_versions[asset], self._settings[asset])
         old = None if seen.is_confirmed else seen.since
         changes = [seen, *([self._seen.see_limit(asset, limit)] if (limit := self._limits[asset]) else [])]
         changed = max((change.since for change in changes if change.is_change), default=None)
@@ -380,7 +385,8 @@ class DueShardFinder:
             by = told.metadata.get(TRIED_WITH) if told is not None and by_content else None
             is_old = code_changed is not None and plan.storage_id <= code_changed
             has_changed = is_old if by is None else by != present
-            result.due[key] = self._failed(asset, key, plan, found, has_changed, by_content)
+            changes = self._changes_since(asset, by) if has_changed else ""
+            result.due[key] = self._failed(asset, key, plan, found, changes, by_content)
         return result
 
     def _changed_input(self, asset: dg.AssetKey, key: str, found: DueShards) -> Due | None:
@@ -428,7 +434,26 @@ class DueShardFinder:
             version = self._raw_versions[key] if is_raw else self._versions_of(parent).get(key)
             if inputs.inputs.get(parent) != version:
                 return _OTHER_RAW if is_raw else f"{parent.to_user_string()} has changed"
-        return None if self._is_current(asset, inputs.code_version) else _OTHER_CODE
+        if self._is_current(asset, inputs.code_version):
+            return None
+        return self._difference(asset, inputs.code_version)
+
+    def _changes_since(self, asset: dg.AssetKey, by: str | None) -> str:
+        """Return what is another now than a shard failed by (`tried_with`), in words."""
+        version, _, limit = (by or "").partition(", ")
+        parts = [] if version == self._code_versions[asset] else [self._difference(asset, version)]
+        if limit and limit != self._limits[asset]:
+            parts.append(f"{variable('max_loss')} was {limit}, is {self._limits[asset]}")
+        return "; ".join(parts)
+
+    def _difference(self, asset: dg.AssetKey, version: str | None) -> str:
+        """Return what is another now than in a code version, in words."""
+        if (asset, version) not in self._differences:
+            before = self._seen.settings(asset, version)
+            changes = setting_changes(asset.to_user_string(), before, self._settings[asset])
+            more = f"; and {len(changes) - _CHANGES} more" if len(changes) > _CHANGES else ""
+            self._differences[asset, version] = f"{'; '.join(changes[:_CHANGES])}{more}"
+        return self._differences[asset, version]
 
     def _is_current(self, asset: dg.AssetKey, code_version: str | None) -> bool:
         """Return whether a code version is the present one.
@@ -444,21 +469,21 @@ class DueShardFinder:
         key: str,
         plan: EventId,
         found: DueShards,
-        has_changed: bool,
+        changes: str,
         by_content: bool,
     ) -> Due:
         """Return why a partition is due that its latest run did not make.
 
         Args:
-            has_changed: the code or a setting is another than that it failed by.
+            changes: what of code and settings is another than that it failed by; empty: nothing.
             by_content: an observation tells that it failed for its content.
         """
         run = f"failed in run {plan.run_id[:8]}"
         due, may_land = self._due_parent(asset, key, found)
         if not may_land:
             return replace(self._failed_alike(asset, key, plan, by_content), may_land=False)
-        if has_changed:
-            return Due(FAILED, f"{run}; {_OTHER_CODE} since")
+        if changes:
+            return Due(FAILED, f"{run}; since then: {changes}")
         if due is not None:
             return Due(FAILED, f"{run}; {due.to_user_string()} is due")
         for parent in self._parents[asset]:

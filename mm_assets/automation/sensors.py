@@ -16,8 +16,10 @@
   of a partitioned asset as a whole it always says that it is fresh, and of an asset two steps behind a
   changed one, too.
 
-`new_shards` evaluates these checks whenever the answer changes. Launched in the UI they are evaluated at
-once. In a run that makes assets they do nothing: they would look at all shards for each run of a hundred.
+`new_shards` evaluates these checks whenever the answer changes, or an asset was made since: the UI calls a
+check "not evaluated" that is older than the asset. The command `run` does the same at its end. Launched in
+the UI they are evaluated at once. In a run that makes assets they do nothing: they would look at all shards
+for each run of a hundred.
 """
 
 import base64
@@ -393,7 +395,12 @@ def presence(removed: Sequence[str]) -> dg.AssetCheckEvaluation:
 
 
 def _evaluation(
-    check: dg.AssetCheckKey, name: str, count: int, shards: Any, summary: str
+    check: dg.AssetCheckKey,
+    name: str,
+    count: int,
+    shards: Any,
+    summary: str,
+    latest: dagster_internals.Latest | None = None,
 ) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
         asset_key=check.asset_key,
@@ -401,6 +408,7 @@ def _evaluation(
         passed=not count,
         severity=dg.AssetCheckSeverity.WARN,
         metadata=metadata_values({name: count, "shards": {"json": shards}, "summary": summary}),
+        target_materialization_data=dagster_internals.target(latest),
         blocking=False,
     )
 
@@ -409,11 +417,14 @@ UP_TO_DATE = "up_to_date"
 _REASONS = 3  # in the summary
 
 
-def staleness(asset: dg.AssetKey, due: Mapping[str, Due]) -> dg.AssetCheckEvaluation:
+def staleness(
+    asset: dg.AssetKey, due: Mapping[str, Due], latest: dagster_internals.Latest | None
+) -> dg.AssetCheckEvaluation:
     """Return the outcome of the check.
 
     Args:
         due: what is due of the asset.
+        latest: its latest materialization.
     """
     stale = {key: why.reason for key, why in due.items() if why.kind == STALE}
     reasons = sorted(set(stale.values()))
@@ -423,7 +434,7 @@ def staleness(asset: dg.AssetKey, due: Mapping[str, Due]) -> dg.AssetCheckEvalua
         else ""
     )
     listed = dict(sorted(stale.items())[:_LISTED])
-    return _evaluation(dg.AssetCheckKey(asset, UP_TO_DATE), "stale", len(stale), listed, summary)
+    return _evaluation(dg.AssetCheckKey(asset, UP_TO_DATE), "stale", len(stale), listed, summary, latest)
 
 
 ALL_ASSETS = dg.define_asset_job("all_assets", description="Take shards through all assets and checks.")
@@ -480,16 +491,26 @@ def evaluations(
     due = due_shards(instance, graph, versions_of_partitions(instance, listing))
     return [
         presence(removed_shards(known, listing)),
-        *(staleness(asset, found) for asset, found in due.by_asset.items() if not due.in_progress.get(asset)),
+        *(
+            staleness(asset, found, dagster_internals.latest_of_asset(instance, asset))
+            for asset, found in due.by_asset.items()
+            if not due.in_progress.get(asset)
+        ),
     ]
+
+
+def report_inventory(instance: dg.DagsterInstance, graph: AssetGraph, listing: Listing) -> None:
+    """Evaluate these checks outside of a run, and log what is new."""
+    for evaluation in changed(instance, evaluations(instance, graph, listing)):
+        instance.report_runless_asset_event(evaluation)
 
 
 def changed(
     instance: dg.DagsterInstance, found: Sequence[dg.AssetCheckEvaluation]
 ) -> list[dg.AssetCheckEvaluation]:
-    """Return the outcomes that the latest ones do not say.
+    """Return the outcomes that the latest ones do not say, or say of an asset before it was made again.
 
-    A check that was never evaluated counts as passed.
+    A check that was never evaluated counts as passed, until something is made.
     """
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(
         [evaluation.asset_check_key for evaluation in found]
@@ -498,10 +519,12 @@ def changed(
     def is_known(evaluation: dg.AssetCheckEvaluation) -> bool:
         record = latest.get(evaluation.asset_check_key)
         if record is None:
-            return evaluation.passed
+            return evaluation.passed and not any(each.target_materialization_data for each in found)
         if not isinstance(record.evaluation, dg.AssetCheckEvaluation):  # planned by a run that was lost
             return False
-        return dict(record.evaluation.metadata) == dict(evaluation.metadata)
+        known, now = (each.target_materialization_data for each in (record.evaluation, evaluation))
+        is_older = now is not None and (known is None or known.storage_id != now.storage_id)
+        return not is_older and dict(record.evaluation.metadata) == dict(evaluation.metadata)
 
     return [evaluation for evaluation in found if not is_known(evaluation)]
 
@@ -547,11 +570,14 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
             context.log.info(line)
         if state != context.cursor:
             noted += changed(context.instance, evaluations(context.instance, graph, listed))
+    outcomes = [each for each in noted if isinstance(each, dg.AssetCheckEvaluation)]
+    passed = sum(each.passed for each in outcomes)
     told = [
         *launched,
         *([counted(len(replaced), "raw shard has changed", "raw shards have changed")] if replaced else []),
-        *(f"{each.asset_check_key.to_user_string()}: {each.metadata['summary'].value or 'passed'}"
-          for each in noted if isinstance(each, dg.AssetCheckEvaluation)),
+        *(f"{each.asset_check_key.to_user_string()}: {each.metadata['summary'].value}"
+          for each in outcomes if not each.passed),
+        *([counted(passed, "check has passed", "checks have passed")] if passed else []),
         *listed.unmatched,
     ]  # fmt: skip
     if not new and not noted:

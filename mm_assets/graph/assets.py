@@ -31,7 +31,14 @@ from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.scores import SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.checks import INGEST_CHECKS, QUARANTINE_CHECKS, ROW_CHECKS, SCORE_CHECKS
-from mm_assets.graph.dagster_internals import CHUNK_SHARDS, LANCE_POOL, LIMIT_TAG, SHARDS, UNREAD
+from mm_assets.graph.dagster_internals import (
+    CHUNK_SHARDS,
+    LANCE_POOL,
+    LIMIT_TAG,
+    SETTINGS,
+    SHARDS,
+    UNREAD,
+)
 from mm_assets.graph.io_manager import FAILED_HERE, LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
 from mm_assets.graph.messages import Plan, ShardCheck, ShardSet
 from mm_assets.graph.planned_jobs import metadata_values, version_with_settings
@@ -210,12 +217,13 @@ def with_settings(asset: dg.AssetsDefinition, resources: Mapping[str, Any]) -> d
     plan = replace(body(**arguments), checks=checks)
     made_by = manager.made_by(asset.key.to_user_string(), base, plan)
     unread = {UNREAD: sorted(shards.asset for shards in plan.unread)} if plan.unread else {}
+    settings = manager.settings(asset.key.to_user_string(), base, plan)
     limits = {LIMIT_TAG: manager.limit()} if manager.limit() else {}
     return asset.map_asset_specs(
         lambda spec: spec.replace_attributes(
             code_version=version_with_settings(base, made_by),
             tags={**spec.tags, **limits},
-            metadata={**spec.metadata, **unread},
+            metadata={**spec.metadata, **unread, SETTINGS: settings},
         )
     )
 

@@ -21,9 +21,9 @@ upgrade of Dagster. They tell which of these no longer holds:
 * a run whose configuration names no logger asks `context_creation_job.default_system_loggers` (`print_from`).
 
 `SeenCodeVersions` keeps, in the key-value store of the instance, which code version of each asset was seen
-last, and since when. What was planned after a version was first seen, was made by it. So nobody has to read
-thousands of events to know that they all name the present version. `instance.run_storage` is Dagster's own
-place for such values.
+last, and since when; and the settings that a version stands for, to tell people what has changed. What was
+planned after a version was first seen, was made by it. So nobody has to read thousands of events to know that
+they all name the present version. `instance.run_storage` is Dagster's own place for such values.
 """
 
 from __future__ import annotations
@@ -473,6 +473,10 @@ def _batches(items: list[T]) -> Iterator[list[T]]:
 
 
 _KEY = "mm_assets/code_version/"
+_SETTINGS_KEY = "mm_assets/settings/"
+
+# Metadata of an asset: what it is made by, in readable form.
+SETTINGS = "settings"
 
 # Tag of an asset: a setting that refuses shards, but changes no byte of those that land.
 LIMIT_TAG = "mm_assets/max_loss"
@@ -504,18 +508,31 @@ class SeenCodeVersions:
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
 
-    def see(self, asset: dg.AssetKey, version: str | None) -> SeenCodeVersion:
+    def see(
+        self, asset: dg.AssetKey, version: str | None, settings: Mapping[str, Any] | None = None
+    ) -> SeenCodeVersion:
         """Return since when an asset has this version; note it now if the last one was another.
 
         A run with other settings, by the launchpad or in another process, notes its own: then all partitions
         are looked at again.
+
+        Args:
+            settings: what the version stands for (`readable_settings`), kept for `settings`.
         """
         known = self._read(asset)
         if known is None or known.version != version:
             now = self._instance.event_log_storage.get_maximum_record_id() or 0
             known = SeenCodeVersion(version, now, is_change=known is not None)
             self._write(asset, known)
+        if settings and not self.settings(asset, version):
+            self._instance.run_storage.set_cursor_values({_of_version(asset, version): json.dumps(settings)})
         return known
+
+    def settings(self, asset: dg.AssetKey, version: str | None) -> dict[str, Any]:
+        """Return what a version stands for; nothing if it was not seen since this is kept."""
+        key = _of_version(asset, version)
+        text = self._instance.run_storage.get_cursor_values({key}).get(key)
+        return dict(json.loads(text)) if text else {}
 
     def see_limit(self, asset: dg.AssetKey, limit: str) -> SeenCodeVersion:
         """Return since when shards of an asset are refused by this limit; as `see`."""
@@ -533,6 +550,10 @@ class SeenCodeVersions:
 
     def _write(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
         self._instance.run_storage.set_cursor_values({_KEY + asset.to_user_string(): json.dumps(seen)})
+
+
+def _of_version(asset: dg.AssetKey, version: str | None) -> str:
+    return f"{_SETTINGS_KEY}{asset.to_user_string()}/{version}"
 
 
 # Partition keys are relative paths of raw shards; the sensor adds them. Ranges follow the order of addition,

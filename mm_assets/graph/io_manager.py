@@ -38,7 +38,16 @@ from mm_assets.accounting.record import (
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.instance_queries import watched
-from mm_assets.graph.messages import Plan, Shard, ShardJob, ShardResult, ShardSet, digest, fingerprint_name
+from mm_assets.graph.messages import (
+    INPUT_MISSING,
+    Plan,
+    Shard,
+    ShardJob,
+    ShardResult,
+    ShardSet,
+    digest,
+    fingerprint_name,
+)
 from mm_assets.graph.planned_jobs import (
     PlannedJob,
     ShardReports,
@@ -320,6 +329,7 @@ class ShardIOManager(ShardHooks):
             if run
             else {}
         )
+        told = dagster_internals.latest_observations(context.instance, asset, failed) if failed else {}
         return ShardSet(
             asset.to_user_string(),
             tuple(
@@ -328,7 +338,7 @@ class ShardIOManager(ShardHooks):
                 if key in found and key not in failed
             ),
             {
-                key: "failed in this run" if key in failed else "not materialized"
+                key: _failed_for(told.get(key), run) if key in failed else "not materialized"
                 for key in keys
                 if key not in found or key in failed
             },
@@ -337,6 +347,10 @@ class ShardIOManager(ShardHooks):
     def made_by(self, asset: str, code_version: str, plan: Plan) -> str:
         """Return the digest of code and settings that the outputs of a plan are made by."""
         return digest([code_version, plan.digest(), fingerprint_name(type(self)), self._all_options(asset)])
+
+    def settings(self, asset: str, code_version: str, plan: Plan) -> dict[str, Any]:
+        """Return what that is a digest of, as far as people can compare it."""
+        return readable_settings(code_version, plan, self._all_options(asset))
 
     def intact_records(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, ShardRecord]:
         """Return the records, by key, whose outputs are as published: same state, none found damaged."""
@@ -414,8 +428,8 @@ class ShardIOManager(ShardHooks):
         asset = context.asset_key.to_user_string()
         options = self._all_options(asset)
         made_by = self.made_by(asset, reports.code_version, plan)
-        reports.begin(made_by, self.limit())
-        settings = readable_settings(reports.code_version, plan, options)
+        settings = self.settings(asset, reports.code_version, plan)
+        reports.begin(made_by, settings, self.limit())
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}
         inputs = [
@@ -426,7 +440,8 @@ class ShardIOManager(ShardHooks):
         for key in sorted(context.asset_partition_keys):
             missing = [shards.why_absent(key) for shards, by_key in inputs if key not in by_key]
             if missing:
-                reports.failure(ShardResult(key, ok=False, error="input missing: " + "; ".join(missing)))
+                error = INPUT_MISSING + "; ".join(dict.fromkeys(missing))
+                reports.failure(ShardResult(key, ok=False, error=error))
                 continue
             side_inputs = {name: shards[key] for name, shards in side_inputs_by_key.items()}
             dest = self.locate(asset, key)
@@ -549,6 +564,13 @@ class ShardIOManager(ShardHooks):
                         error=f"published, but its record could not be written: {error_line(error)}",
                     )
             yield result
+
+
+def _failed_for(told: dagster_internals.Latest | None, run: dg.DagsterRun | None) -> str:
+    """Return that a shard has failed in this run, and why, if an observation of the run tells."""
+    is_own = told is not None and run is not None and told.run_id == run.run_id
+    reason = str(told.metadata.get(dagster_internals.REASON, "")) if told is not None and is_own else ""
+    return f"failed in this run: {reason}" if reason else "failed in this run"
 
 
 def _same_keys(

@@ -35,6 +35,10 @@ LOSS_SHARE = "loss_share"
 LOSS_SHARE_OF = "loss_share_of"
 
 
+INPUT_MISSING = "input missing: "  # the error of a shard begins so, if it failed for nothing else
+NO_RAW_SHARD = "no such raw shard"
+
+
 @dataclass(frozen=True)
 class Shard:
     """One shard of an asset as it was last published.
@@ -72,8 +76,14 @@ class ShardSet:
         return {shard.key: shard for shard in self.shards}
 
     def why_absent(self, key: str) -> str:
-        """Return one line for the user about a key that is not in `shards`."""
-        return f"shard {key!r} of {self.asset}: {self.absent.get(key, 'not among its partitions')}"
+        """Return one line for the user about a key that is not in `shards`; it names the first asset without.
+
+        What failed for a missing input of its own has the reason of that.
+        """
+        reason = self.absent.get(key, "not among its partitions")
+        if INPUT_MISSING in reason:
+            return reason.partition(INPUT_MISSING)[2]
+        return f"shard {key!r} of {self.asset}: {reason}"
 
 
 SEVERITIES = ("ERROR", "WARN")

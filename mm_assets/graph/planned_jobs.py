@@ -16,6 +16,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import time
 import warnings
 from ast import literal_eval
@@ -37,7 +38,17 @@ from mm_assets.graph.dagster_internals import (
     provenance,
     tried_with,
 )
-from mm_assets.graph.messages import Check, Plan, Shard, ShardJob, ShardResult, blocked_by, digest
+from mm_assets.graph.messages import (
+    INPUT_MISSING,
+    NO_RAW_SHARD,
+    Check,
+    Plan,
+    Shard,
+    ShardJob,
+    ShardResult,
+    blocked_by,
+    digest,
+)
 from mm_assets.pool.workers import WorkerFailure
 from mm_assets.storage.stores import without_secrets
 
@@ -354,11 +365,29 @@ _FAILURE = re.compile(
 )
 
 SETTINGS_MARK = "+"
-_NOT_LANDED = "The shard was not published: see *error* in the metadata."
-_WHAT_TO_DO = (
-    "Mend the raw shard, or change the setting that refuses it. Then launch the job `refresh`, or run "
-    "`mm-assets run --failed`. The outputs of the version before stay until then."
-)
+_NOT_LANDED = "The shard was not published. The metadata say why, and what to do."
+
+
+def _what_to_do(key: str, error: str) -> str:
+    """Return how a shard that failed is made, for people who look at its page in the UI."""
+    name = shlex.quote(key)
+    again = (
+        f"run `mm-assets run {name}`, or launch the job `refresh` in the UI: both make the shard in all "
+        "assets. The button Materialize on this page makes it in this asset alone."
+    )
+    retire = f"`mm-assets retire {name}` removes its outputs and its partition"
+    if error.startswith(INPUT_MISSING) and NO_RAW_SHARD in error:
+        return f"The raw shard is gone: {retire}. Or put it back, or mend MM_RAW_SHARDS; then {again}"
+    if error.startswith(INPUT_MISSING):
+        return (
+            "Nothing is wrong in this asset: an input is missing. Do what the page of that asset says of "
+            f"this partition; then {again}"
+        )
+    return (
+        "Mend or replace the raw shard, or change the setting that refuses it; nothing, if a disk, a store "
+        f"or a process has failed. Then {again} The outputs of the version before stay until then. If the "
+        f"raw shard is gone for good, {retire}."
+    )
 
 
 def version_with_settings(code_version: str, made_by: str) -> str:
@@ -425,17 +454,18 @@ class ShardReports:
     def blocking(self) -> frozenset[str]:
         return frozenset(name for name, spec in self._specs.items() if spec.blocking)
 
-    def begin(self, made_by: str, limit: str) -> None:
+    def begin(self, made_by: str, settings: Mapping[str, Any], limit: str) -> None:
         """Note the code version of the run; call it once, before any shard.
 
         Args:
             made_by: digest of the code and the settings that the shards are made by.
+            settings: the same in readable form.
             limit: the setting of this run that refuses shards; empty: none does.
         """
         if SETTINGS_MARK in self._declared:  # those of this run: the launchpad may have changed them
             self._made_by = version_with_settings(self.code_version, made_by)
         seen = SeenCodeVersions(self._run.instance)
-        seen.see(self.asset, self._made_by)
+        seen.see(self.asset, self._made_by, settings)
         self._limit = limit
         if limit:
             seen.see_limit(self.asset, limit)
@@ -459,12 +489,12 @@ class ShardReports:
         self._run.log_event(
             dg.AssetObservation(
                 self.asset,
-                description=_NOT_LANDED,  # Markdown, so it has no text of data
+                description=_NOT_LANDED,  # Markdown on some pages, so it has no text of data
                 partition=result.key,
                 metadata=metadata_values(
                     {
                         REASON: error,
-                        "what_to_do": _WHAT_TO_DO,
+                        "what_to_do": _what_to_do(result.key, error),
                         TRIED_WITH: tried_with(self._made_by, self._limit),
                     }
                 ),

@@ -35,7 +35,7 @@ from mm_assets.formats.webdataset.layout import (
 )
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.io_manager import Workers
-from mm_assets.graph.messages import Check, Shard, ShardSet
+from mm_assets.graph.messages import NO_RAW_SHARD, Check, Shard, ShardSet
 from mm_assets.graph.planned_jobs import report_shards, shards_to_check, specs_by_shard
 from mm_assets.model.errors import counted
 from mm_assets.pool.workers import WorkerFailure
@@ -116,7 +116,7 @@ class RawShardIOManager(dg.ConfigurableIOManager):
                 )
                 for key, raw in present.items()
             ),
-            {key: "no such raw shard" for key in keys if key not in present},
+            {key: NO_RAW_SHARD for key in keys if key not in present},
         )
 
 
@@ -190,10 +190,15 @@ UNIQUE_SAMPLE_IDS = "unique_sample_ids"
 CONTENT_TAKEN = "content_taken"
 COLUMNS = "columns"  # in its metadata: `untaken`
 SCHEMA_CONTRACT = "schema_contract"
+OUTVOTED = "outvoted"  # in its metadata, by column
+_MEND_TYPES = (
+    "If the values are wrong, mend the raw shards that are named. A published column stays JSON text until "
+    "all shards are made anew: remove ledger/accounts/curated_parquet, and run `mm-assets run`."
+)
 GATE_CHECKS = {
     INTEGRITY: "The tar is whole, its JSON parses, references and frames resolve, ids are unique in it.",
     UNIQUE_SAMPLE_IDS: "No sample id of the shard belongs to another shard.",
-    SCHEMA_CONTRACT: "Types of the shard's fields fit those of all shards.",
+    SCHEMA_CONTRACT: "Types of the shard's fields fit those of all shards; no column is JSON text for a few.",
     CONTENT_TAKEN: "No column looks like text, or images, while the shard has none: docs/raw_shards.md.",
 }
 _LISTED = 20
@@ -401,16 +406,22 @@ def unique_sample_ids(claimed_ids: Mapping[str, str], removed_owners: Collection
 
 
 def schema_contract(decision: SchemaDecision) -> Check:
-    """Check that the shard's columns fit the types of all shards; list what it adds, adapts or lacks."""
+    """Check that the shard's columns fit the types of all shards; list what it adds, adapts or lacks.
+
+    A shard that fits none fails. One of a few for which a column is JSON text in all is warned of.
+    """
+    lines = [*decision.refused.values(), *decision.outvoted.values()]
     metadata = {
         "added": {"json": list(decision.added)},
         "promoted": {"json": dict(decision.promoted)},
         "adapted": {"json": dict(decision.adapted)},
         "absent": {"json": list(decision.absent)},
         "refused": {"json": dict(decision.refused)},
-        "summary": "; ".join(decision.refused.values()),
+        OUTVOTED: {"json": dict(decision.outvoted)},
+        "summary": "; ".join(lines),
+        **({"what_to_do": _MEND_TYPES} if decision.outvoted else {}),
     }
-    return Check(SCHEMA_CONTRACT, not decision.refused, "ERROR", metadata)
+    return Check(SCHEMA_CONTRACT, not lines, "ERROR" if decision.refused else "WARN", metadata)
 
 
 def content_taken(survey: ShardSurvey) -> Check:

@@ -17,6 +17,7 @@ import dagster as dg
 
 from mm_assets.accounting.record import BY_ASSET
 from mm_assets.automation.backfills import STARTED_BY
+from mm_assets.automation.sensors import report_inventory
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
@@ -38,7 +39,7 @@ from mm_assets.model.errors import counted, warning_line
 from mm_assets.settings import Settings
 from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import exists, refuse_unwritable
-from mm_assets.terminal import ProgressLine, interrupted
+from mm_assets.terminal import INTERRUPTED, ProgressLine, interrupted
 
 
 class RunProgress:
@@ -152,6 +153,8 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         job = definitions.resolve_job_def(JOB)
         code = _make(instance, job, selection, raw.locations, settings.max_loss)
+        if code != INTERRUPTED:
+            report_inventory(instance, definitions.resolve_asset_graph(), listing)
         if is_whole and code == 0:
             note_whole_run(instance, definitions, resources, listing)
         return code

@@ -21,10 +21,17 @@ from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left
 from mm_assets.graph.checks import EMPTY
 from mm_assets.graph.dagster_internals import URI, failing_shards
 from mm_assets.graph.io_manager import FAILED_HERE, LANDED
-from mm_assets.graph.messages import LOSS_SHARE, LOSS_SHARE_OF
+from mm_assets.graph.messages import INPUT_MISSING, LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.graph.planned_jobs import materialization, parse_failure, recorded_result
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
-from mm_assets.graph.raw import COLUMNS, CONTENT_TAKEN, GATE_CHECKS, RAW_SHARDS
+from mm_assets.graph.raw import (
+    COLUMNS,
+    CONTENT_TAKEN,
+    GATE_CHECKS,
+    OUTVOTED,
+    RAW_SHARDS,
+    SCHEMA_CONTRACT,
+)
 from mm_assets.model.errors import counted
 from mm_assets.storage.errors import error_line
 
@@ -33,7 +40,7 @@ _OF_SYSTEM = re.compile(r"\[Errno (\d+)\] (.*?): '(.+)'")
 _OF_RAW = f"{RAW_SHARDS.to_user_string()}."
 _QUARANTINE_EMPTY = f"quarantine.{EMPTY}"
 # Errors of downstream assets for a shard that has failed before.
-_CONSEQUENCES = ("input missing: ", "failed in this run")
+_CONSEQUENCES = (INPUT_MISSING, "failed in this run")
 
 
 @dataclass
@@ -121,7 +128,7 @@ def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
             ):
                 causes[failure.asset] = failure.error
     for evaluation in result.get_asset_check_evaluations():
-        if not evaluation.passed and evaluation.check_name != CONTENT_TAKEN:  # has a line on all shards
+        if not evaluation.passed and not _is_of_all(evaluation):
             _note(evaluation, shards)
     problems.steps += _failed_steps(entries)
     return problems
@@ -145,6 +152,12 @@ def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> Non
             shards[str(key)].absent.append(asset)
     elif evaluation.partition is not None:  # evaluations over all shards repeat those of single shards
         shards[evaluation.partition].note(f"{asset}.{evaluation.check_name}", _plain(evaluation.metadata))
+
+
+def _is_of_all(evaluation: dg.AssetCheckEvaluation) -> bool:
+    """Return whether the summary has a line on all shards that fail the check, so none on each."""
+    name, severity = evaluation.check_name, evaluation.severity
+    return name == CONTENT_TAKEN or (name == SCHEMA_CONTRACT and severity == dg.AssetCheckSeverity.WARN)
 
 
 def _plain(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
@@ -242,6 +255,8 @@ class RunSummary:
         self._lost = self._of = 0.0
         self._losses: dict[str, str] = {}  # what each shard lost, in words
         self._untaken: dict[str, Any] = {}  # of each shard, columns that look like what was not taken
+        self._odd: set[str] = set()  # shards that make a column JSON text in all
+        self._outvoted: dict[str, Any] = {}  # one line on each such column
         self._left_out: dict[str, Any] = {}  # of each shard, members that macOS or tar had added
         self._of_nothing: list[str] = []  # shards that hold no samples
         self._max_loss = max_loss
@@ -279,6 +294,10 @@ class RunSummary:
             self._failed_checks += not evaluation.passed
             if evaluation.check_name == CONTENT_TAKEN:
                 self._untaken[evaluation.partition] = evaluation.metadata[COLUMNS].value
+            if evaluation.check_name == SCHEMA_CONTRACT:
+                outvoted = _plain(evaluation.metadata)[OUTVOTED]
+                self._outvoted |= outvoted
+                self._odd |= {evaluation.partition} if outvoted else set()
             if evaluation.check_name == ZERO_LOSS:
                 self._proofs[evaluation.partition, asset] = evaluation.passed
                 if not evaluation.passed and asset in self._expected:
@@ -311,6 +330,9 @@ class RunSummary:
                 if name == CONTENT_TAKEN:
                     self._failed_checks += key not in self._untaken
                     self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
+                elif _is_of_all(evaluation):
+                    self._failed_checks += key not in self._odd
+                    self._outvoted = _plain(evaluation.metadata)[OUTVOTED] | self._outvoted
                 elif (key, told := f"{_OF_RAW}{name}") not in known:
                     self._failed_checks += 1
                     standing.shards[key].note(told, _plain(evaluation.metadata))
@@ -363,6 +385,7 @@ class RunSummary:
             *empty_shards_lines(sorted(self._of_nothing), of),
             *untaken_lines(self._untaken.values(), len(self._keys)),
             *left_out_lines(sum(found["count"] for found in left_out), first),
+            *(f"{line}; see docs/accounting.md" for line in self._outvoted.values()),
         ):
             print(line)
         if self._lines:

@@ -3,6 +3,7 @@
 * `Diff` goes through two tags, or a tag and the current state, partition by partition.
 * `Comparison` finds the samples that differ in a partition, each a `Difference`.
 * `causes_of` tells why an output is another: settings, code, raw data, or what other shards have.
+  `setting_changes` are its texts on settings and code, and those on shards that are stale for them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import pyarrow.compute as pc
@@ -18,8 +20,11 @@ import pyarrow.compute as pc
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.history import FLAGGED
 from mm_assets.accounting.record import BY_ASSET
+from mm_assets.filters.registry import known_filters
 from mm_assets.model.errors import DataError
+from mm_assets.plugins import load_plugins
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
+from mm_assets.settings import Settings, variable
 from mm_assets.storage.files import StorageOptions, join
 from mm_assets.versions.state import (
     FOLDER,
@@ -39,6 +44,7 @@ OTHER_SHARDS = "types or sample ids of other shards"
 UNKNOWN = "cause not recorded by the release that made it"
 _STEPS = "steps."
 _TEXT = 60  # characters of a value
+_RENAMED = {"max_pixels": "max_image_pixels"}  # fields of steps, with the setting that they come from
 
 
 def causes_of(before: Group, after: Group) -> dict[str, tuple[str, ...]]:
@@ -58,7 +64,7 @@ def _causes(old: OutputState, new: OutputState, upstream: Mapping[str, tuple[str
     if old.fingerprint == new.fingerprint:
         return
     if old.made_by != new.made_by:
-        yield from _setting_changes(old.settings, new.settings)
+        yield from setting_changes(new.asset, old.settings, new.settings)
     if not old.inputs or not new.inputs:
         if old.made_by == new.made_by:
             yield UNKNOWN
@@ -73,32 +79,61 @@ def _causes(old: OutputState, new: OutputState, upstream: Mapping[str, tuple[str
         yield OTHER_SHARDS
 
 
-def _setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a text for each setting that is another; one alone if a record does not have the settings."""
+def setting_changes(asset: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a text for each setting, or version of code, that is another.
+
+    Args:
+        asset: what was made by them.
+        old: settings as records have them; empty: not known.
+        new: likewise.
+    """
     if not old or not new:
-        yield "settings or code changed"
-        return
+        return ["code or settings have changed"]
     steps, before, after = _changed_steps(old, new), dict(_flat(old)), dict(_flat(new))
     names = [
         name
         for name in before | after
-        # The version of a step that only one of them has says nothing of code.
-        if before.get(name) != after.get(name) and not (name.endswith(".version") and _step(name) in steps)
+        if _shown(before, name) != _shown(after, name)
+        # Version and action of a step that only one of them has say nothing.
+        and not (name.endswith((".version", ".action")) and _step(name) in steps)
     ]
-    changes = [_change(name, _shown(before, name), _shown(after, name)) for name in names]
+    changes = [_change(asset, name, _shown(before, name), _shown(after, name)) for name in names]
     named = {_step(name) for name in names}
     changes += [
-        _change(f"{_STEPS}{step}", *(("set", "unset") if is_gone else ("unset", "set")))
+        f"{step} was {'set' if is_gone else 'unset'}, is {'unset' if is_gone else 'set'}"
         for step, is_gone in steps.items()
         if step not in named
     ]
-    yield from changes or ["code changed"]
+    return changes or ["code has changed"]
 
 
-def _change(name: str, before: str, after: str) -> str:
-    is_code = name == "code_version" or name.endswith(".version") or name.startswith("checks.")
-    label = name.removeprefix(_STEPS).removeprefix("options.")
-    return f"{'code' if is_code else 'setting'} changed: {label} {before} -> {after}"
+def _change(asset: str, name: str, before: str, after: str) -> str:
+    if name == "code_version" or name.startswith("checks.") or name.endswith(".version"):
+        check = name.removeprefix("checks.")
+        of = asset if name == "code_version" else f"check {check}" if check != name else _step(name)
+        return f"code of {of}: version {before} -> {after}"
+    return f"{_label(name)} was {before}, is {after}"
+
+
+def _label(name: str) -> str:
+    """Return the variable of a setting; its name in the record, where it has none."""
+    if (found := _filter_variables().get(name)) is not None:
+        return found
+    field = name.rpartition(".")[2]
+    field = _RENAMED.get(field, field)
+    known = any(field == each.name for each in fields(Settings))
+    return variable(field) if known else name.removeprefix(_STEPS).removeprefix("options.")
+
+
+@cache
+def _filter_variables() -> dict[str, str]:
+    """Return the variables of settings of filters, by their names in records."""
+    found = {}
+    for kind in known_filters(load_plugins()):
+        found[f"{_STEPS}{kind.name}.action"] = f"{variable('filter_actions')} of {kind.name}"
+        for field, known in kind.settings().items():
+            found[f"{_STEPS}{kind.name}.{field}"] = variable(known.name)
+    return found
 
 
 def _changed_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, bool]:
@@ -121,9 +156,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
-    if name not in values or values[name] is None:
+    text = str(values.get(name))
+    if text in ("None", "inf", "-inf"):  # a bound that bounds nothing
         return "unset"
-    text = str(values[name])
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"
 
 

@@ -377,3 +377,54 @@ def test_declared_columns_survive_in_the_admitted_types(arrays: list[pa.Array]) 
         else:
             back = column if column.type == array.type else column.cast(array.type)
             assert repr(json_codec.encode(back, own)) == repr(json_codec.encode(array, own))
+
+
+def _outvoted(published: dict[str, Published] | None = None, **shards: ShardColumns) -> dict[str, str]:
+    """What is told of column ``x``, by shard."""
+    contract = SchemaContract.derive(shards, published or {})
+    decisions = {name: contract.admit(name, columns) for name, columns in shards.items()}
+    return {name: found.outvoted["x"] for name, found in decisions.items() if found.outvoted}
+
+
+def test_the_few_shards_for_which_a_column_is_json_text_are_named() -> None:
+    told = "column 'x' is JSON text in all shards: int64 in 3 shards, but string in shard 'b'"
+    shards = {
+        "a": raw(x=1),
+        "b": raw(x="1"),
+        "c": raw(x=[2, None]),
+        "d": raw(x=1.5),
+        "e": raw(),
+        "f": raw(x=None),
+    }
+    assert _outvoted(**shards) == {"b": told}
+    text = {name: landed(columns, x=JSON) for name, columns in shards.items()}
+    assert _outvoted(text, **shards) == {"b": told}, "also of published shards: the surveys still tell"
+
+
+def test_of_many_such_shards_some_are_named() -> None:
+    many = {f"m{number}": raw(x=number) for number in range(9)}
+    odd = {f"o{number}": raw(x="1") for number in range(5)} | {"p": raw(x=True)}
+    told = (
+        "column 'x' is JSON text in all shards: int64 in 9 shards, but string in shards 'o0', 'o1', 'o2' and "
+        "2 more; bool in shard 'p'"
+    )
+    assert _outvoted(**many, **odd) == dict.fromkeys(odd, told)
+
+
+@pytest.mark.parametrize(
+    "odd", [raw(x=1), raw(x=None), raw(x=1.5), raw()], ids=["alike", "null", "wider", "absent"]
+)
+def test_a_shard_that_fits_is_not_told_of(odd: ShardColumns) -> None:
+    assert _outvoted(a=raw(x=1), b=raw(x=2), c=odd) == {}
+
+
+def test_a_column_that_most_shards_need_as_json_text_is_nobody_else_s_doing() -> None:
+    assert _outvoted(a=raw(x=[[1]]), b=raw(x=[{}]), c=raw(x=1)) == {}
+    assert _outvoted(a=raw(x=1), b=raw(x=2), c=raw(x=[[1]])) == {
+        "c": "column 'x' is JSON text in all shards: int64 in 2 shards, but json in shard 'c'"
+    }
+
+
+def test_a_mended_shard_is_not_told_of_although_the_column_stays() -> None:
+    shards = {"a": raw(x=1), "b": raw(x=2)}
+    assert _outvoted({name: landed(columns, x=JSON) for name, columns in shards.items()}, **shards) == {}

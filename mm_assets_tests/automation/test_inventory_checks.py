@@ -26,11 +26,12 @@ def states(operated: Operated) -> dict[str, tuple[bool, str]]:
 def test_a_replaced_raw_shard_makes_every_asset_stale_until_it_is_made_again(operated: Operated) -> None:
     assert operated.run().success
     assert states(operated) == {}, "a run that makes assets does not look at all others"
-    assert operated.tick(name="new_shards") == "4 raw shards are known"
+    assert operated.tick(name="new_shards") == "9 checks have passed"
+    assert states(operated) == dict.fromkeys(["raw_shards", *ASSETS], (True, ""))
     operated.shard("b", 2)
     operated.tick(name="new_shards")
     found = states(operated)
-    assert set(found) == set(ASSETS)
+    assert found.pop("raw_shards") == (True, "")
     assert {passed for passed, _ in found.values()} == {False}
     assert found["curated_parquet"] == (False, "1 shard is stale: the raw shard has changed")
     assert found["final_tars"] == (False, "1 shard is stale: filtered_parquet is due")
@@ -55,7 +56,7 @@ def test_a_removed_raw_shard_is_told_until_it_is_back(operated: Operated) -> Non
     Path(operated.raw, "a.tar").rename(Path(operated.raw, "a.gone"))
     operated.tick(name="new_shards")
     line = "1 raw shard is gone; mm-assets retire removes the outputs"
-    assert states(operated) == {"raw_shards": (False, line)}
+    assert states(operated) == dict.fromkeys(ASSETS, (True, "")) | {"raw_shards": (False, line)}
     Path(operated.raw, "a.gone").rename(Path(operated.raw, "a.tar"))
     operated.tick(name="new_shards")
     assert states(operated)["raw_shards"] == (True, "")
@@ -69,14 +70,34 @@ def test_nothing_is_gone_while_a_location_cannot_be_listed(operated: Operated) -
     assert operated.run().success
     elsewhere.rename(elsewhere.with_name("unmounted"))
     operated.tick(name="new_shards")
-    assert states(operated) == {}
+    assert states(operated)["raw_shards"] == (True, "")
 
 
 def test_a_changed_bound_makes_stale_what_it_decides(operated: Operated) -> None:
     assert operated.run().success
     operated.environment["MM_MAX_ASPECT_RATIO"] = "3"
     operated.tick(name="new_shards")
-    assert sorted(states(operated)) == ["arrow_cache", "filtered_parquet", "final_tars", "lance_table"]
+    found = {asset: summary for asset, (passed, summary) in states(operated).items() if not passed}
+    is_due = "4 shards are stale: filtered_parquet is due"
+    assert found == dict.fromkeys(["arrow_cache", "final_tars", "lance_table"], is_due) | {
+        "filtered_parquet": "4 shards are stale: MM_MAX_ASPECT_RATIO was unset, is 3.0"
+    }
+
+
+def test_each_check_of_what_was_made_is_evaluated_and_stays_so(operated: Operated) -> None:
+    """The UI counts what is older than the asset as not evaluated."""
+    assert operated.tick(name="new_shards") == "4 new raw shards"
+    operated.tick(name="new_shards")
+    assert states(operated) == {}, "nothing was made"
+    for keys in (None, ["b"]):
+        assert operated.run(keys).success
+        operated.tick(name="new_shards")
+        for asset in ASSETS:
+            assert operated.overview(asset, UP_TO_DATE)[0], "of the latest materialization"
+        logged = operated.instance.event_log_storage.get_maximum_record_id()
+        operated.tick(name="new_shards")
+        assert operated.instance.event_log_storage.get_maximum_record_id() == logged, "said once"
+    assert operated.overview("raw_shards", PRESENT.name)[0]
 
 
 def test_a_run_that_was_lost_before_it_looked_keeps_nothing_from_being_told(operated: Operated) -> None:

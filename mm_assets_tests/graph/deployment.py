@@ -22,7 +22,7 @@ from mm_assets.storage.small_files import unseal
 from mm_assets_tests.formats.raw_tars import make_tar
 
 
-class _Loading(LoadingContext):
+class Loading(LoadingContext):
     """What a request of the UI loads with."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
@@ -143,7 +143,7 @@ class Deployment:
         """
         key = dg.AssetCheckKey(dg.AssetKey(asset), check)
         record = self.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
-        assert asyncio.run(record.targets_latest_materialization(_Loading(self.instance)))
+        assert asyncio.run(record.targets_latest_materialization(Loading(self.instance)))
         assert record.evaluation is not None
         return record.evaluation.passed, {
             name: value.value for name, value in record.evaluation.metadata.items()

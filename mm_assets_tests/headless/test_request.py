@@ -133,7 +133,8 @@ def test_what_has_changed(project: Project) -> None:
     bound = {"MM_MIN_ASPECT_RATIO": "100"}
     plan = project.plan("--changed", **bound)
     assert plan == [
-        "stale: code or settings have changed: 3 shards in filtered_parquet, and in what is made from it: "
+        "stale: MM_MIN_ASPECT_RATIO was unset, is 100.0: 3 shards in filtered_parquet, and in what is made "
+        "from it: "
         f"{', '.join(ASSETS[-3:])} (a, b, c)",
         "3 of 3 shards would be taken in 1 run",
     ]

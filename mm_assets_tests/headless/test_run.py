@@ -2,6 +2,7 @@
 process of its own, as `make demo` is.
 """
 
+import asyncio
 import os
 import shutil
 import signal
@@ -14,11 +15,14 @@ import dagster as dg
 import pytest
 from dagster._utils.error import SerializableErrorInfo
 
+from mm_assets.definitions import build_definitions
 from mm_assets.demo import demo_thresholds, make_shards
+from mm_assets.graph.dagster_internals import failing_shards
 from mm_assets.headless.instance import was_interrupted
 from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run, run_process
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.graph.deployment import Loading
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,6 +148,44 @@ def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path)
         f"raw shards: {raw}/{{a,b,c,d}}.tar; shards failed: 3; members and items lost of the others: "
         f"0%; checks failed: 2 (unchanged shards were not checked again)" in told
     )
+
+
+def test_shards_that_turn_a_column_into_json_text_are_told_once(tmp_path: Path) -> None:
+    for name in "abcde":
+        year = "1999" if name in "bd" else 1999
+        make_tar(tmp_path / "raw" / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "year": year})])
+    line = (
+        "column 'year' is JSON text in all shards: int64 in 3 shards, but string in shards 'b', 'd'; "
+        "see docs/accounting.md"
+    )
+    settings = _settings(tmp_path, str(tmp_path / "raw"))
+    for arguments in ((), ("--assets", "curated_parquet"), ("b",)):
+        done = run("run", *arguments, **settings)
+        assert (done.returncode, done.stdout.count("year")) == (0, 1)
+        assert line in done.stdout.splitlines() and "schema_contract" not in done.stdout
+    assert "year" not in run("run", "a", **settings).stdout
+    with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
+        check = dg.AssetCheckKey(dg.AssetKey("raw_shards"), "schema_contract")
+        found = failing_shards(instance, check, 100)
+    assert {(key, each.severity) for key, each in found.items()} == {
+        ("b", dg.AssetCheckSeverity.WARN),
+        ("d", dg.AssetCheckSeverity.WARN),
+    }
+    assert {each.metadata["summary"].value for each in found.values()} == {line.partition(";")[0]}
+
+
+def test_after_a_run_every_check_of_each_asset_is_evaluated(tmp_path: Path) -> None:
+    """With `up_to_date`: no sensor has looked."""
+    make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
+    for arguments in ((), ("a",)):
+        assert run("run", *arguments, **_settings(tmp_path, str(tmp_path / "raw"))).returncode == 0
+        with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
+            keys = build_definitions().resolve_asset_graph().asset_check_keys
+            records = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
+            assert set(records) == set(keys)
+            for key, record in records.items():
+                assert record.evaluation is not None and record.evaluation.passed, key
+                assert asyncio.run(record.targets_latest_materialization(Loading(instance))), key
 
 
 @pytest.mark.parametrize(

@@ -43,30 +43,44 @@ def test_raw_data_come_through_to_what_is_made_of_them() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({**FILTERED, "code_version": "3"}, ("code changed: code_version 2 -> 3",)),
-        ({"code_version": "2"}, ("setting changed: aspect_ratio.min_ratio 0.5 -> unset",)),
+        ({**FILTERED, "code_version": "3"}, ("code of filtered_parquet: version 2 -> 3",)),
+        ({"code_version": "2"}, ("MM_MIN_ASPECT_RATIO was 0.5, is unset",)),
         (
             {**FILTERED, "steps": {"aspect_ratio": {"min_ratio": 1, "max_ratio": 2}}},
             (
-                "setting changed: aspect_ratio.min_ratio 0.5 -> 1",
-                "setting changed: aspect_ratio.max_ratio unset -> 2",
+                "MM_MIN_ASPECT_RATIO was 0.5, is 1",
+                "MM_MAX_ASPECT_RATIO was unset, is 2",
             ),
         ),
         (
             {**FILTERED, "steps": {"aspect_ratio": {"min_ratio": 0.5, "version": "2"}}},
-            ("code changed: aspect_ratio.version unset -> 2",),
+            ("code of aspect_ratio: version unset -> 2",),
         ),
         (
-            {**FILTERED, "steps": {**FILTERED["steps"], "words": {"min_words": 2, "version": "1"}}},
-            ("setting changed: words.min_words unset -> 2",),
+            {
+                **FILTERED,
+                "steps": {
+                    **FILTERED["steps"],
+                    "words": {"least": 2, "most": "inf", "action": "drop_sample", "version": "1"},
+                },
+            },
+            ("MM_MIN_WORDS was unset, is 2",),
         ),
         (
             {**FILTERED, "steps": {**FILTERED["steps"], "sharpness": {"version": "1"}}},
-            ("setting changed: sharpness unset -> set",),
+            ("sharpness was unset, is set",),
         ),
-        ({**FILTERED, "checks": {"mine": "2"}}, ("code changed: checks.mine unset -> 2",)),
-        (FILTERED, ("code changed",)),
-        ({}, ("settings or code changed",)),
+        (
+            {**FILTERED, "steps": {"aspect_ratio": {"min_ratio": 0.5, "action": "flag"}}},
+            ("MM_FILTER_ACTIONS of aspect_ratio was unset, is flag",),
+        ),
+        (
+            {**FILTERED, "steps": {**FILTERED["steps"], "ReadableImages": {"max_pixels": 9, "own": 1}}},
+            ("MM_MAX_IMAGE_PIXELS was unset, is 9", "ReadableImages.own was unset, is 1"),
+        ),
+        ({**FILTERED, "checks": {"mine": "2"}}, ("code of check mine: version unset -> 2",)),
+        (FILTERED, ("code has changed",)),
+        ({}, ("code or settings have changed",)),
     ],
 )
 def test_settings_and_code(settings: dict[str, Any], told: tuple[str, ...]) -> None:
@@ -79,8 +93,8 @@ def test_the_version_of_a_step_that_is_gone_is_no_code() -> None:
     before = _states(filtered_parquet={"made_by": "other", "settings": settings})
     after = _states(filtered_parquet={"settings": {**FILTERED, "steps": {}}})
     assert _of(before, after)[1] == (
-        "setting changed: words.least 2 -> unset",
-        "setting changed: sharpness set -> unset",
+        "MM_MIN_WORDS was 2, is unset",
+        "sharpness was set, is unset",
     )
 
 
@@ -91,8 +105,8 @@ def test_a_setting_of_an_input_and_one_of_its_own() -> None:
         curated_parquet={"made_by": "other", "settings": layout},
         filtered_parquet={"made_by": "other", "settings": {**FILTERED, "code_version": "3"}},
     )
-    first = "setting changed: layout.texts_field texts -> paragraphs"
-    assert _of(_states(), after) == ((first,), ("code changed: code_version 2 -> 3", first))
+    first = "MM_TEXTS_FIELD was texts, is paragraphs"
+    assert _of(_states(), after) == ((first,), ("code of filtered_parquet: version 2 -> 3", first))
 
 
 def test_what_is_left_is_what_other_shards_have() -> None:

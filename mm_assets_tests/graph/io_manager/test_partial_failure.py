@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from mm_assets.graph import dagster_internals
 from mm_assets.graph.assets import landed_checks
 from mm_assets.graph.messages import ShardResult
 from mm_assets.graph.planned_jobs import ShardReports
@@ -78,19 +79,38 @@ def test_each_event_has_metadata_and_version_of_its_own(ran: Ran) -> None:
 
 def test_errors_name_the_shard_and_the_cause(ran: Ran) -> None:
     deployment, run = ran
+    killed = (
+        "worker killed by signal 9 (SIGKILL), as the kernel does when memory runs out: "
+        "fewer workers (MM_WORKERS, --workers) need less"
+    )
     assert sorted(line.splitlines()[0] for line in deployment.log(run)) == [
         "shard 'k03' of curated: line says RAISE",
-        "shard 'k03' of scores: input missing: shard 'k03' of curated: failed in this run",
-        "shard 'k07' of curated: worker killed by signal 9 (SIGKILL), as the kernel does when memory "
-        "runs out: "
-        "fewer workers (MM_WORKERS, --workers) need less",
-        "shard 'k07' of scores: input missing: shard 'k07' of curated: failed in this run",
+        "shard 'k03' of scores: input missing: shard 'k03' of curated: failed in this run: line says RAISE",
+        f"shard 'k07' of curated: {killed}",
+        f"shard 'k07' of scores: input missing: shard 'k07' of curated: failed in this run: {killed}",
         "shard 'k08' of curated: line says RAISE",
-        "shard 'k08' of scores: input missing: shard 'k08' of curated: failed in this run",
+        "shard 'k08' of scores: input missing: shard 'k08' of curated: failed in this run: line says RAISE",
     ]
     assert 'raise ValueError("line says RAISE")' in next(
         line for line in deployment.log(run) if "'k03' of curated" in line
     )
+
+
+def test_the_page_of_a_shard_says_what_to_do(ran: Ran) -> None:
+    """Also that of an asset further on, which names the first one that failed."""
+    deployment, _ = ran
+    told = {
+        asset: dagster_internals.latest_observations(deployment.instance, dg.AssetKey(asset), ["k03"])["k03"]
+        for asset in ("curated", "scores")
+    }
+    of_first, of_next = (told[asset].metadata["what_to_do"] for asset in told)
+    for text in (of_first, of_next):
+        assert "run `mm-assets run k03`, or launch the job `refresh`" in text and "Materialize" in text
+    assert of_first.startswith("Mend or replace the raw shard, or change the setting")
+    assert "`mm-assets retire k03`" in of_first
+    assert of_next.startswith("Nothing is wrong in this asset: an input is missing.")
+    reason = "input missing: shard 'k03' of curated: failed in this run: line says RAISE"
+    assert told["scores"].metadata["error"] == reason
 
 
 def test_landed_tells_which_shards_are_missing(ran: Ran) -> None:

@@ -93,6 +93,9 @@ def test_shard_that_is_gone_fails_by_name(deployment: Toy) -> None:
         deployment.log(run)[0]
         == "shard 'k01' of curated: input missing: shard 'k01' of raw_shards: no such raw shard"
     )
+    for asset in ("curated", "scores"):
+        latest = dagster_internals.latest_observations(deployment.instance, dg.AssetKey(asset), ["k01"])
+        assert "`mm-assets retire k01`" in latest["k01"].metadata["what_to_do"], asset
 
 
 def test_loading_outside_of_a_run_logs_nothing(deployment: Toy) -> None:

@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from mm_assets.graph.messages import Check, Plan, Shard, ShardJob, ShardResult, ShardSet, blocked_by, digest
+from mm_assets.graph.messages import (
+    INPUT_MISSING,
+    Check,
+    Plan,
+    Shard,
+    ShardJob,
+    ShardResult,
+    ShardSet,
+    blocked_by,
+    digest,
+)
 
 REPOSITORY = Path(__file__).parents[3]
 RAW = ShardSet("raw", (Shard("a", "/a", "1"),))
@@ -137,6 +147,8 @@ def test_shard_set_says_why_a_shard_is_absent() -> None:
     shards = ShardSet("curated", RAW.shards, {"b": "failed in this run"})
     assert [s.key for s in shards] == ["a"] and len(shards) == 1 and shards.by_key()["a"].uri == "/a"
     assert shards.why_absent("b") == "shard 'b' of curated: failed in this run"
+    further = ShardSet("scores", (), {"b": f"failed in this run: {INPUT_MISSING}{shards.why_absent('b')}"})
+    assert further.why_absent("b") == shards.why_absent("b"), "the first asset that lacks it"
     assert shards.why_absent("c") == "shard 'c' of curated: not among its partitions"
 
 
