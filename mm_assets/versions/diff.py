@@ -117,8 +117,8 @@ def _change(asset: str, name: str, before: str, after: str) -> str:
 
 def _label(name: str) -> str:
     """Return the variable of a setting; its name in the record, where it has none."""
-    if (found := _filter_variables().get(name)) is not None:
-        return found
+    if (found := _filter_settings().get(name)) is not None:
+        return found[0]
     field = name.rpartition(".")[2]
     field = _RENAMED.get(field, field)
     known = any(field == each.name for each in fields(Settings))
@@ -126,13 +126,14 @@ def _label(name: str) -> str:
 
 
 @cache
-def _filter_variables() -> dict[str, str]:
-    """Return the variables of settings of filters, by their names in records."""
-    found = {}
+def _filter_settings() -> dict[str, tuple[str, Any]]:
+    """Return variable and default of each setting of filters, by their names in records."""
+    found: dict[str, tuple[str, Any]] = {}
     for kind in known_filters(load_plugins()):
-        found[f"{_STEPS}{kind.name}.action"] = f"{variable('filter_actions')} of {kind.name}"
+        found[f"{_STEPS}{kind.name}.action"] = (f"{variable('filter_actions')} of {kind.name}", None)
+        defaults = {each.name: each.default for each in fields(kind)}
         for field, known in kind.settings().items():
-            found[f"{_STEPS}{kind.name}.{field}"] = variable(known.name)
+            found[f"{_STEPS}{kind.name}.{field}"] = (variable(known.name), defaults[field])
     return found
 
 
@@ -157,7 +158,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
     text = str(values.get(name))
-    if text in ("None", "inf", "-inf"):  # a bound that bounds nothing
+    default = _filter_settings()[name][1] if name in _filter_settings() else None
+    if text in ("None", str(default)):  # a bound that bounds nothing, among others
         return "unset"
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"
 
