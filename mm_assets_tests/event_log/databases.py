@@ -16,10 +16,16 @@ STOCK, OURS = "stock", "ours"
 
 
 @contextmanager
-def open_instance(home: Path, kind: str, postgres_url: str | None = None) -> Iterator[dg.DagsterInstance]:
-    """Open the instance of a home with the stock class or with ours, for the event log alone."""
+def open_instance(
+    home: Path, kind: str, postgres_url: str | None = None, **settings: Any
+) -> Iterator[dg.DagsterInstance]:
+    """Open the instance of a home with the stock class or with ours, for the event log alone.
+
+    Args:
+        settings: further ones of `dagster.yaml`.
+    """
     home.mkdir(parents=True, exist_ok=True)
-    overrides = {"event_log_storage": _storage(home, kind, postgres_url)}
+    overrides = {"event_log_storage": _storage(home, kind, postgres_url), **settings}
     with ExitStack() as opened:
         opened.enter_context(kept_engines() if kind == STOCK else nullcontext())
         with open(home / "lock", "w") as lock:  # each process writes dagster.yaml, and reads it

@@ -52,6 +52,7 @@ _BATCH = 500  # run ids in one query
 _BACKFILL = "dagster/backfill"
 WILL_RETRY, _RETRY = "dagster/will_retry", "dagster/auto_retry_run_id"  # tags of a failed run
 _RETRIED_WITHIN = 3600.0  # seconds
+_DECIDED_WITHIN = 60.0  # seconds; Dagster tags a failed run right after it has failed
 _ACTIVE_BACKFILL = ("REQUESTED", "CANCELING", "FAILING")
 
 
@@ -110,7 +111,7 @@ class View:
 
         A failed run that is to be started again, and has not been within an hour, will not be.
         """
-        if not run.is_finished:
+        if not run.is_finished or self.is_undecided(run):
             return False
         if run.status != dg.DagsterRunStatus.FAILURE or run.tags.get(WILL_RETRY) != "true":
             return True
@@ -120,6 +121,14 @@ class View:
             return found is None or self.has_ended(found)
         record = self.instance.get_run_record_by_id(run.run_id)
         return record is None or self.now - record.update_timestamp.timestamp() > _RETRIED_WITHIN
+
+    def is_undecided(self, run: dg.DagsterRun) -> bool:
+        """Return whether a run has failed just now, and no tag says yet whether it is started again."""
+        is_failed = run.status == dg.DagsterRunStatus.FAILURE
+        if not is_failed or WILL_RETRY in run.tags or not self.instance.run_retries_enabled:
+            return False
+        record = self.instance.get_run_record_by_id(run.run_id)
+        return record is not None and self.now - record.update_timestamp.timestamp() < _DECIDED_WITHIN
 
     def origin(self, run: dg.DagsterRun) -> Origin:
         """Return the backfill of a run, else the run itself."""

@@ -468,6 +468,7 @@ def _ended_runs(view: View, state: State) -> list[dg.RunRecord]:
         since, limit=_RUNS + len(state.judged), order_by="update_timestamp", ascending=True
     )
     view.add(record.dagster_run for record in records)
+    records = [record for record in records if not view.is_undecided(record.dagster_run)]
     new = [record for record in records if record.dagster_run.run_id not in set(state.judged)]
     state.judged = [record.dagster_run.run_id for record in records][-2 * _RUNS :]
     state.runs_seen = new[-1].update_timestamp.timestamp() if len(new) >= _RUNS else view.now

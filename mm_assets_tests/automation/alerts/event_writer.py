@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
@@ -86,6 +87,11 @@ class Writer:
         kind = DagsterEventType.RUN_SUCCESS if ok else DagsterEventType.RUN_FAILURE
         event = DagsterEvent(kind.value, self.job, message="done" if ok else "the machine is gone")
         self.instance.report_dagster_event(event, run_id)
+
+    def fail_untagged(self, run_id: str) -> None:
+        """Have a run fail that Dagster has not tagged yet: it does that in a statement of its own."""
+        event = DagsterEvent(DagsterEventType.RUN_FAILURE.value, self.job, message="the machine is gone")
+        self.instance.run_storage.handle_run_event(run_id, event, datetime.now(UTC))
 
     def failed(self, run_id: str, asset: str, key: str, reason: str) -> None:
         """Have a run tell why it could not make a partition, as `ShardReports` does."""

@@ -10,6 +10,7 @@ import pytest
 
 from mm_assets_tests.automation.alerts.conftest import Alerts, alerts_of
 from mm_assets_tests.automation.alerts.receivers import Webhook
+from mm_assets_tests.event_log.databases import OURS, open_instance
 from mm_assets_tests.graph.io_manager.conftest import Toy
 from mm_assets_tests.warm_workers import warm_workers
 
@@ -195,6 +196,28 @@ def test_a_lost_run_that_dagster_starts_again_is_told_by_what_becomes_of_that(
     writer.end_run(retry, outcome == "landed")
     assert [title for title in alerts.titles() if "all clear" not in title] == told
     assert alerts.titles() == []
+
+
+@pytest.mark.parametrize("has_shards", [True, False])
+@pytest.mark.parametrize("will_retry", ["true", "false", None])
+def test_a_failed_run_is_judged_once_dagster_has_said_whether_it_starts_it_again(
+    hook: Webhook, tmp_path: Path, will_retry: str | None, has_shards: bool
+) -> None:
+    with open_instance(tmp_path / "home", OURS, run_retries={"enabled": True}) as instance:
+        alerts = alerts_of(instance, hook, tmp_path)
+        writer, (key,) = alerts.writer(), alerts.shards(1)
+        run = writer.begin_run(["curated"])
+        if has_shards:
+            writer.planned(run, "curated", key)
+        writer.fail_untagged(run)
+        assert alerts.titles() == []
+        if will_retry is None:  # who should have said so died, too
+            told = alerts.titles(later=90.0)
+        else:
+            instance.add_run_tags(run, {"dagster/will_retry": will_retry})
+            told = alerts.titles()
+        failed = "1 shard of curated did not land in run" if has_shards else "Failed: assets in run"
+        assert told == ([] if will_retry == "true" else [failed])
 
 
 @pytest.mark.parametrize("check", ["ERROR", "WARN"])
