@@ -69,3 +69,13 @@ def ended(count: int) -> Callable[[dg.DagsterInstance], list[str]]:
         return done if len(done) == len(found) == count else []
 
     return find
+
+
+def ended_ticks(instance: dg.DagsterInstance, since: float) -> int:
+    """Ticks of the sensor `alerts` that began after a moment and have ended."""
+    return sum(
+        tick.status.value == "SKIPPED"
+        for state in instance.all_instigator_state()
+        if state.instigator_name == "alerts"
+        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, after=since)
+    )

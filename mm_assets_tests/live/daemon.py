@@ -234,6 +234,18 @@ class DagsterDev:
             "the run",
         )
 
+    def run_process(self, run: str) -> int:
+        """Wait for the process of a run; its id."""
+
+        def find(instance: dg.DagsterInstance) -> int | None:
+            for entry in instance.all_logs(run, of_type=dg.DagsterEventType.ENGINE_EVENT):
+                data = entry.get_dagster_event().event_specific_data
+                if (pid := getattr(data, "metadata", {}).get("pid")) is not None:
+                    return int(str(pid.value))
+            return None
+
+        return self.wait_for(find, 300, "the process of the run")
+
     def partitions(self, asset: str) -> dict[str, list[str]]:
         """What the UI shows of an asset's partitions: lists of keys by "materialized", "failed",
         "unmaterialized", "materializing".

@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import dagster as dg
 import pytest
 
 from mm_assets_tests.automation.alerts.receivers import Webhook, webhook
+from mm_assets_tests.live.automated import ended_ticks
 from mm_assets_tests.live.daemon import DagsterDev, wait_for
 
 pytestmark = pytest.mark.live
@@ -51,19 +51,10 @@ def test_a_failed_check_is_told_within_two_ticks_and_once(hook: Webhook, tmp_pat
     (raw / "k02.txt").write_text("mended\n")
     begun = time.time()
     with dev:
-        dev.wait_for(lambda instance: _ticks(instance, begun), 2 * TICK + SLACK, "a tick after the restart")
+        dev.wait_for(
+            lambda instance: ended_ticks(instance, begun), 2 * TICK + SLACK, "a tick after the restart"
+        )
         assert len(hook.received) == 1
         assert dev.wait_for_run(dev.launch_run("two", tags)) == "SUCCESS"
         wait_for(lambda: len(hook.received) == 2, 2 * TICK + SLACK, "the all-clear")
     assert hook.titles[1] == (f"mm_assets: all clear: 1 of 2 shards did not land: curated in run {run[:8]}")
-
-
-def _ticks(instance: dg.DagsterInstance, since: float) -> list[object]:
-    """Ticks of the sensor that ended since then."""
-    return [
-        tick
-        for state in instance.all_instigator_state()
-        if state.instigator_name == "alerts"
-        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, after=since)
-        if tick.status.value == "SKIPPED"
-    ]

@@ -158,14 +158,7 @@ def test_a_killed_run_fails_and_is_completed_by_its_retry(profile: Profile) -> N
             time.sleep(0.02)
             return any(slot.run_id == run for slot in found)
 
-        def process() -> int | None:
-            for entry in instance.all_logs(run, of_type=dg.DagsterEventType.ENGINE_EVENT):
-                data = entry.get_dagster_event().event_specific_data
-                if (pid := getattr(data, "metadata", {}).get("pid")) is not None:
-                    return int(str(pid.value))
-            return None
-
-        pid = wait_for(process, SECONDS, "the run")
+        pid = profile.services.run_process(run)
         end = time.monotonic() + SECONDS
         while not holds_the_slot():
             assert time.monotonic() < end, "it never came to the Lance step"
