@@ -276,7 +276,7 @@ class ProofStore:
 
     def drop(self, partitions: Collection[str]) -> None:
         """Remove the proofs of some shards."""
-        previous = self._summary()
+        previous = self.summary()
         unmade = {
             asset: [name for name in names if name not in partitions]
             for asset, names in previous.get("unmade", {}).items()
@@ -334,7 +334,7 @@ class ProofStore:
             unknown: files that belong to no shard; None: the previous ones.
         """
         self.add(asset, examined)
-        previous = self._summary()
+        previous = self.summary()
         keys = {proof.partition for proof in examined}
         still_unmade = [key for key in previous.get("unmade", {}).get(asset, ()) if key not in keys]
         all_unmade = {**previous.get("unmade", {}), asset: still_unmade if unmade is None else unmade}
@@ -348,7 +348,8 @@ class ProofStore:
             self._publish_summary(summary)
             previous = summary
 
-    def _summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
+        """Return ``proof.json``; nothing where there is none that can be read."""
         data = read_bytes(join(self._folder, SUMMARY), self._options)
         try:
             summary = unseal(data) if data is not None else {}

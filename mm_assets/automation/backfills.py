@@ -1,6 +1,8 @@
-"""Backfills that are launched without a click, and the partitions that unfinished ones will make.
+"""Backfills that are launched without a click; what is made, and what automation will do next.
 
-`DueBackfills` is the one way in which sensor and schedule have shards made.
+* `DueBackfills` is the one way in which sensor and schedule have shards made.
+* `Look` finds the `Status` of all shards, for the command ``status`` and the overview, and the `Outlook`. It
+  changes nothing, asks the database a few questions an asset, and reads one file of the storage.
 
 Dagster 1.13.27 lets only its UI launch a backfill by documented means: `PartitionBackfill` and `add_backfill`
 are what the UI's own mutation calls. Canary: `mm_assets_tests/automation/test_backfills.py`.
@@ -8,8 +10,12 @@ are what the UI's own mutation calls. Canary: `mm_assets_tests/automation/test_b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
@@ -24,14 +30,53 @@ from dagster._core.execution.backfill import (
     BulkActionStatus,
     PartitionBackfill,
 )
+from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
 from dagster._core.utils import make_new_backfill_id
 from dagster._time import get_current_timestamp
+from dagster._utils.schedules import schedule_execution_time_iterator
 
-from mm_assets.automation.due_shards import FAILED, DueShards, due_shards, versions_of_partitions
-from mm_assets.formats.raw_shards import Listing
-from mm_assets.graph.dagster_internals import SHARDS, chunks, keys_of_run
-from mm_assets.graph.instance_queries import fail_lost_runs
+from mm_assets.accounting.proof import ProofStore
+from mm_assets.accounting.record import BY_ASSET, CURATED
+from mm_assets.automation.due_shards import (
+    FAILED,
+    MISSING,
+    STALE,
+    Due,
+    DueShards,
+    due_shards,
+    first_attempts,
+    latest_times,
+    latest_versions,
+    versions_of_partitions,
+)
+from mm_assets.formats.raw_shards import Listing, unchanged_shards
+from mm_assets.graph.dagster_internals import (
+    SHARDS,
+    WORKING,
+    attempts_without_result,
+    chunks,
+    keys_of_run,
+    unfinished_runs,
+)
+from mm_assets.graph.instance_queries import (
+    fail_lost_runs,
+    last_evaluations,
+    logged_at,
+    lost_runs,
+    reasons,
+)
+from mm_assets.graph.proof import proof_keys
+from mm_assets.graph.raw import RAW_SHARDS, RawShards
 from mm_assets.model.errors import counted
+from mm_assets.storage.errors import error_line, readable_store_errors
+from mm_assets.view.overview import (
+    AssetStatus,
+    LastProof,
+    OldestFailure,
+    Quarantined,
+    Status,
+    short_time,
+)
 
 # What has started a run or a backfill, and why: tags. The UI shows them, and no title of a backfill.
 STARTED_BY = "mm_assets/started_by"
@@ -124,10 +169,7 @@ class DueBackfills:
         # Backfills first: one that ends in between has then made what was due.
         unfinished = unfinished_partitions(instance, asset_graph)
         found = due_shards(instance, asset_graph, versions)
-        busy = {
-            key for found_by in (found.in_progress, unfinished) for keys in found_by.values() for key in keys
-        }
-        return cls(found.restricted(set(versions) - busy), versions, asset_graph, latest_run)
+        return cls(_without_busy(found, unfinished, versions), versions, asset_graph, latest_run)
 
     def launch(self, instance: dg.DagsterInstance, chosen: DueShards, started_by: str) -> list[str]:
         """Launch a backfill for each set of assets that is due in some shards; return a line for each.
@@ -151,6 +193,15 @@ class DueBackfills:
         return taken.union(*unfinished_partitions(instance, self.asset_graph).values())
 
 
+def _without_busy(
+    found: DueShards, unfinished: Mapping[dg.AssetKey, Collection[str]], keys: Iterable[str]
+) -> DueShards:
+    """Return what is due of these partitions, without those that a run or a backfill is about to make."""
+    by_asset = (found.in_progress, unfinished)
+    busy = {key for busy_in in by_asset for of_asset in busy_in.values() for key in of_asset}
+    return found.restricted(set(keys) - busy)
+
+
 def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:
     """Return the reasons for these shards in the first asset that each is due in."""
     counts: dict[str, int] = {}
@@ -164,3 +215,189 @@ def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:
                 counts[reason] = counts.get(reason, 0) + 1
     most = sorted(counts.items(), key=lambda found: -found[1])[:_NAMED]
     return ", ".join(reason if len(counts) == 1 else f"{count} {reason}" for reason, count in most)
+
+
+# After so many seconds without a sign of life no daemon is there; it gives one every half minute.
+_DAEMON_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What automation will do next; times as in `Status`.
+
+    Args:
+        due_shards: those that ``refresh`` would have made now, in one asset or more.
+        ticks: the next one of each schedule; None of one that is stopped.
+        automation: mode of the sensor of this name (``MM_AUTOMATION``).
+        daemon: whether one is there to do it.
+    """
+
+    due_shards: int
+    ticks: Mapping[str, str | None]
+    automation: str
+    daemon: bool
+    queued_runs: int
+    working_runs: int
+    backfills: int
+
+    def sentences(self) -> dict[str, str]:
+        """Return it in words, by name."""
+        ticks = (
+            f"{name} {'is stopped' if at is None else f'at {short_time(at)}'}"
+            for name, at in self.ticks.items()
+        )
+        return {
+            "due": f"{counted(self.due_shards, 'shard')}; MM_AUTOMATION={self.automation}",
+            "schedules": ", ".join(ticks) + ("" if self.daemon else " (no daemon is running)"),
+            "runs": f"{self.working_runs} working, {self.queued_runs} queued; "
+            f"{counted(self.backfills, 'unfinished backfill')}",
+        }
+
+
+class Look:
+    """A look at all shards as they are now.
+
+    Args:
+        root: storage root.
+        raw: lists the raw shards. Where it cannot, those count that have a partition, as last observed.
+    """
+
+    def __init__(
+        self, instance: dg.DagsterInstance, asset_graph: AssetGraph, root: str, raw: RawShards
+    ) -> None:
+        self._instance = instance
+        self._graph = asset_graph
+        self._root = root
+        self._warnings: list[str] = []
+        known = instance.get_dynamic_partitions(str(SHARDS.name))
+        self._versions, self._gone = self._raw_versions(raw, known)
+        self._lost = {run.run_id for run in lost_runs(instance)}
+        self._unfinished = unfinished_partitions(instance, asset_graph)
+        self._found = due_shards(instance, asset_graph, self._versions, changes_nothing=True, lost=self._lost)
+
+    def _raw_versions(self, raw: RawShards, known: Sequence[str]) -> tuple[dict[str, str], int]:
+        """Return the versions of the raw shards, and how many are gone of those that have a partition.
+
+        A local file that has not changed since its version was noted is not read.
+        """
+        noted = latest_versions(self._instance, RAW_SHARDS, dg.DagsterEventType.ASSET_OBSERVATION)
+        try:
+            listing = raw.listing()
+        except (OSError, ValueError) as error:
+            self._warnings.append(f"{error_line(error)}; raw shards are those that were known before")
+            return {key: noted.get(key, "") for key in known}, 0
+        self._warnings += listing.warnings
+        times = latest_times(self._instance, RAW_SHARDS, dg.DagsterEventType.ASSET_OBSERVATION)
+        unchanged = unchanged_shards(listing, times).intersection(noted)
+        versions = {key: noted[key] if key in unchanged else shard.version for key, shard in listing.items()}
+        return versions, sum(key not in listing for key in known)
+
+    def status(self) -> Status:
+        """Return what is made of each raw shard."""
+        proofs = self._proofs()
+        return Status(
+            raw_shards=len(self._versions),
+            gone=self._gone,
+            assets={asset.to_user_string(): self._counts(asset, proofs) for asset in self._found.by_asset},
+            quarantine=_quarantined(proofs.get(CURATED.asset)),
+            oldest_failure=self._oldest_failure(),
+            last_proof=self._last_proof(),
+            warnings=tuple(self._warnings),
+        )
+
+    def _proofs(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the sums over the last proof of each shard, by asset."""
+        try:
+            with readable_store_errors():
+                found: Mapping[str, Mapping[str, Any]] = ProofStore(self._root).summary().get("assets", {})
+                return found
+        except (OSError, ValueError) as error:
+            self._warnings.append(f"{error_line(error)}; what is proven, and in quarantine, is not known")
+            return {}
+
+    def _counts(self, asset: dg.AssetKey, proofs: Mapping[str, Mapping[str, Any]]) -> AssetStatus:
+        kinds = Counter(why.kind for why in self._found.by_asset[asset].values())
+        running = sum(key in self._versions for key in self._found.in_progress.get(asset, ()))
+        proof = proofs.get(name := asset.to_user_string())
+        proven = 0 if proof is None else proof["shards"] - len(proof["problems"])
+        return AssetStatus(
+            made=len(self._versions) - kinds.total() - running,
+            failed=kinds[FAILED],
+            stale=kinds[STALE],
+            missing=kinds[MISSING],
+            running=running,
+            proven=proven if name in BY_ASSET else None,
+        )
+
+    def _oldest_failure(self) -> OldestFailure | None:
+        failed: dict[str, tuple[dg.AssetKey, Due]] = {}  # in their first assets: the others follow
+        for asset, due in self._found.by_asset.items():
+            for key, why in due.items():
+                if why.kind == FAILED:
+                    failed.setdefault(key, (asset, why))
+        since = {
+            asset: first_attempts(self._instance, asset) for asset in {asset for asset, _ in failed.values()}
+        }
+        open_ = ((since[asset].get(key), key) for key, (asset, _) in failed.items())
+        for first, shard in sorted((id_, key) for id_, key in open_ if id_ is not None):
+            asset, why = failed[shard]
+            run = attempts_without_result(self._instance, asset, [shard]).get(shard)
+            if run is not None:  # it has not been made meanwhile
+                told = reasons(self._instance, asset, {shard: run}).get(shard)
+                at = logged_at(self._instance, first)
+                return OldestFailure(shard, asset.to_user_string(), _text(at), run, told or why.reason)
+        return None
+
+    def _last_proof(self) -> LastProof | None:
+        found = last_evaluations(self._instance, proof_keys())
+        if found is None:
+            return None
+        run = self._instance.get_run_by_id(found.run_id)
+        by = "a run" if run is None else run.tags.get(STARTED_BY, f"job {run.job_name}")
+        counts = (found.checks, found.partitions, found.evaluations, found.failed)
+        return LastProof(_text(found.at), found.run_id, by, *counts)
+
+    def outlook(self, schedules: Iterable[dg.ScheduleDefinition], automation: str) -> Outlook:
+        """Return what automation will do next.
+
+        Args:
+            schedules: those of the code location.
+            automation: mode of the sensor.
+        """
+        runs = [run for run in unfinished_runs(self._instance) if run.run_id not in self._lost]
+        working = sum(run.status in WORKING for run in runs)
+        seen = [beat.timestamp for beat in self._instance.get_daemon_heartbeats().values()]
+        return Outlook(
+            due_shards=len(_without_busy(self._found, self._unfinished, self._versions).partitions()),
+            ticks={schedule.name: next_tick(self._instance, schedule) for schedule in schedules},
+            automation=automation,
+            daemon=max(seen, default=0.0) > time.time() - _DAEMON_SECONDS,
+            queued_runs=len(runs) - working,
+            working_runs=working,
+            backfills=len(unfinished_backfills(self._instance)),
+        )
+
+
+def next_tick(instance: dg.DagsterInstance, schedule: dg.ScheduleDefinition) -> str | None:
+    """Return when a schedule ticks next; None if it is stopped, by its setting or in the UI."""
+    is_running = schedule.default_status == dg.DefaultScheduleStatus.RUNNING
+    for state in instance.all_instigator_state(instigator_type=InstigatorType.SCHEDULE):
+        if state.instigator_name == schedule.name and state.status != InstigatorStatus.DECLARED_IN_CODE:
+            is_running = state.is_running
+    if not is_running:
+        return None
+    ticks = schedule_execution_time_iterator(
+        time.time(), schedule.cron_schedule, schedule.execution_timezone or "UTC"
+    )
+    return _text(next(ticks))
+
+
+def _text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _quarantined(proof: Mapping[str, Any] | None) -> Quarantined | None:
+    """Return what is in quarantine by proofs of curated rows, of which no filter has taken any."""
+    if proof is None:
+        return None
+    return Quarantined(proof["lost_rows"], proof["rows"] + proof["lost_rows"], proof["shards"])

@@ -23,9 +23,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC
 from functools import cached_property
 from graphlib import TopologicalSorter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dagster as dg
 import sqlalchemy as db
@@ -142,7 +143,9 @@ class DueShards:
         return dict(grouped)
 
 
-_BATCH = 500  # ids per query
+_MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
+_PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+_OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
 
 
 class EventId(NamedTuple):
@@ -168,7 +171,40 @@ def latest_events(
     table = SqlEventLogStorageTable.c
     query = db.select(latest.c.partition, table.id, table.run_id).where(table.id == latest.c.id)
     with storage.index_connection() as connection:
-        return {key: EventId(*event) for key, *event in connection.execute(query)}
+        return {key: EventId(id_, run) for key, id_, run in connection.execute(query).fetchall()}
+
+
+def latest_times(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType
+) -> dict[str, float]:
+    """Return the time of the latest event of a kind by partition, in seconds since 1970."""
+    storage = _storage(instance)
+    latest = storage._latest_event_ids_by_partition_subquery(asset, [kind])
+    table = SqlEventLogStorageTable.c
+    query = db.select(latest.c.partition, table.timestamp).where(table.id == latest.c.id)
+    with storage.index_connection() as connection:
+        rows = connection.execute(query).fetchall()
+    return {key: at.replace(tzinfo=UTC).timestamp() for key, at in rows}
+
+
+def first_attempts(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, int]:
+    """Return, by partition, the first plan to make it since it was last made; none if there was none."""
+    storage = _storage(instance)
+    made = storage._latest_event_ids_by_partition_subquery(asset, [_MATERIALIZED])
+    table = SqlEventLogStorageTable.c
+    query = (
+        db.select(table.partition, db.func.min(table.id))
+        .select_from(SqlEventLogStorageTable.outerjoin(made, made.c.partition == table.partition))
+        .where(
+            table.asset_key == asset.to_string(),
+            table.dagster_event_type == _PLANNED.value,
+            table.partition.isnot(None),
+            db.or_(made.c.id.is_(None), table.id > made.c.id),
+        )
+        .group_by(table.partition)
+    )
+    with storage.index_connection() as connection:
+        return {row.partition: row[1] for row in connection.execute(query).fetchall()}
 
 
 def latest_versions(
@@ -180,24 +216,15 @@ def latest_versions(
 
 
 def made_from(
-    instance: dg.DagsterInstance,
-    asset: dg.AssetKey,
-    storage_ids: Iterable[int],
-    inputs: Iterable[dg.AssetKey],
+    instance: dg.DagsterInstance, storage_ids: Iterable[int], inputs: Iterable[dg.AssetKey]
 ) -> dict[str, MadeFrom]:
     """Return what these materializations were made from, by partition. It reads each event, about
-    0.3 ms."""
+    0.03 ms."""
     tag_of_input = {key: get_input_data_version_tag(key) for key in inputs}
     found: dict[str, MadeFrom] = {}
-    ids = list(storage_ids)
-    for start in range(0, len(ids), _BATCH):
-        batch = dg.AssetRecordsFilter(asset, storage_ids=ids[start : start + _BATCH])
-        for record in instance.fetch_materializations(batch, limit=_BATCH).records:
-            event = record.asset_materialization
-            if event is not None and event.partition is not None:
-                tags = event.tags or {}
-                versions = {key: tags[tag] for key, tag in tag_of_input.items() if tag in tags}
-                found[event.partition] = MadeFrom(tags.get(CODE_VERSION_TAG), versions)
+    for told in dagster_internals.read_events(instance, storage_ids):
+        versions = {key: told.tags[tag] for key, tag in tag_of_input.items() if tag in told.tags}
+        found[told.partition] = MadeFrom(told.tags.get(CODE_VERSION_TAG), versions)
     return found
 
 
@@ -238,10 +265,6 @@ _MAX_UNPROVEN = 10_000  # failed proofs to look at
 # A run that was lost is not tried again at once: what ended it may go on.
 _RETRY_SECONDS = 600
 
-_MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
-_PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
-_OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
-
 
 @dataclass
 class _Sorted:
@@ -261,10 +284,18 @@ class DueShardFinder:
     Args:
         specs: the materializable assets, and the observed ones that they are made from.
         raw_versions: all raw shards that exist, with their versions. No other partition is due.
+        changes_nothing: whether to look without a note for the next look (`SeenCodeVersions`).
+        lost: runs that are over though the instance does not know it yet.
     """
 
     def __init__(
-        self, instance: dg.DagsterInstance, specs: Sequence[dg.AssetSpec], raw_versions: Mapping[str, str]
+        self,
+        instance: dg.DagsterInstance,
+        specs: Sequence[dg.AssetSpec],
+        raw_versions: Mapping[str, str],
+        *,
+        changes_nothing: bool = False,
+        lost: Iterable[str] = (),
     ) -> None:
         self._instance = instance
         self._raw_versions = raw_versions
@@ -280,11 +311,11 @@ class DueShardFinder:
         self._settings = {key: spec.metadata.get(SETTINGS, {}) for key, spec in by_key.items()}
         self._differences: dict[tuple[dg.AssetKey, str | None], str] = {}
         self._limits = {key: spec.tags.get(LIMIT_TAG) for key, spec in by_key.items()}
-        self._seen = SeenCodeVersions(instance)
+        self._seen = SeenCodeVersions(instance, is_noted=not changes_nothing)
         self._latest: dict[dg.AssetKey, Mapping[str, EventId]] = {}
         self._versions: dict[dg.AssetKey, Mapping[str, str]] = {}
         self._told: dict[str, Collection[tuple[str, str]]] = {}
-        self._ended: dict[str, bool] = {}
+        self._ended = dict.fromkeys(lost, True)
 
     def find(self, assets: Collection[dg.AssetKey] | None = None) -> DueShards:
         """Return what is due of these assets, or of all.
@@ -321,7 +352,7 @@ class DueShardFinder:
         by_ids = self._by_ids(asset, planned, found, changed, old)
         made = self._latest[asset]
         read = made_from(
-            self._instance, asset, [made[key].storage_id for key in by_ids.unread], self._parents[asset]
+            self._instance, [made[key].storage_id for key in by_ids.unread], self._parents[asset]
         )
         others = not all(self._is_current(asset, inputs.code_version) for inputs in read.values())
         if old is not None and not others and all(planned[key].storage_id > old for key in by_ids.running):
@@ -355,6 +386,10 @@ class DueShardFinder:
         result = _Sorted()
         made = self._latest[asset]
         failed: dict[str, EventId] = {}
+        # Asked once, not of each of a hundred thousand partitions.
+        sources = [self._latest[parent] for parent in self._parents[asset]]
+        is_due_above = any(found.by_asset.get(parent) for parent in self._parents[asset])
+        may_be_changed = is_due_above or bool(self._changed_raw)
         for key in [*self._raw_versions, *(key for key in made if key not in self._raw_versions)]:
             plan, done = planned.get(key), made.get(key)
             if plan is not None and (done is None or plan.storage_id > done.storage_id):
@@ -367,13 +402,13 @@ class DueShardFinder:
                 parent, may_land = self._due_parent(asset, key, found)
                 result.due[key] = Due(MISSING, "never made", may_land, parent)
                 continue
-            cause = self._changed_input(asset, key, found)
+            cause = self._changed_input(asset, key, found) if may_be_changed else None
             if cause is not None:
                 result.due[key] = cause
             # The latest plan is not that of the run that made it, if two runs made it at the same time.
             own = plan if plan is not None and plan.run_id == done.run_id else None
             may_be_old = old is not None and (own is None or own.storage_id <= old)
-            is_current = own is not None and self._is_made_from_latest(asset, key, own, done)
+            is_current = own is not None and _is_made_from_latest(key, own, done, sources)
             if may_be_old or not (is_current or cause or key not in self._raw_versions):
                 result.unread.add(key)
         observed = dagster_internals.latest_observations(self._instance, asset, failed)
@@ -394,8 +429,10 @@ class DueShardFinder:
         parent, may_land = self._due_parent(asset, key, found)
         if parent is not None:
             return Due(STALE, f"{parent.to_user_string()} is due", may_land, parent)
+        if key not in self._changed_raw:
+            return None
         is_from_raw = any(not self._parents[parent] for parent in self._parents[asset])
-        return Due(STALE, _OTHER_RAW) if is_from_raw and key in self._changed_raw else None
+        return Due(STALE, _OTHER_RAW) if is_from_raw else None
 
     def _due_parent(self, asset: dg.AssetKey, key: str, found: DueShards) -> tuple[dg.AssetKey | None, bool]:
         """Return an input that is due, and whether all inputs may be made now."""
@@ -416,16 +453,6 @@ class DueShardFinder:
             for key, version in self._versions_of(asset).items()
             if self._raw_versions.get(key, version) != version
         }
-
-    def _is_made_from_latest(self, asset: dg.AssetKey, key: str, plan: EventId, made: EventId) -> bool:
-        for parent in self._parents[asset]:
-            latest = self._latest[parent].get(key)
-            if latest is None:
-                return False
-            is_own = latest.run_id == made.run_id and latest.storage_id < made.storage_id
-            if latest.storage_id > plan.storage_id and not is_own:
-                return False
-        return True
 
     def _why_stale(self, asset: dg.AssetKey, key: str, inputs: MadeFrom) -> str | None:
         """Return why a partition is stale, by what its materialization was made from."""
@@ -533,13 +560,30 @@ class DueShardFinder:
         return self._ended[run_id]
 
 
+def _is_made_from_latest(
+    key: str, plan: EventId, made: EventId, sources: Iterable[Mapping[str, EventId]]
+) -> bool:
+    """Return whether a partition was made from the latest events of the assets that it is made from."""
+    for events in sources:
+        latest = events.get(key)
+        if latest is None:
+            return False
+        if latest.storage_id > plan.storage_id and not (
+            latest.run_id == made.run_id and latest.storage_id < made.storage_id
+        ):
+            return False
+    return True
+
+
 def versions_of_partitions(instance: dg.DagsterInstance, listing: Listing) -> dict[str, str]:
     """Return the versions of the raw shards that have a partition; of a gone one there is none."""
     known = instance.get_dynamic_partitions(str(SHARDS.name))
     return {key: listing[key].version for key in known if key in listing}
 
 
-def due_shards(instance: dg.DagsterInstance, graph: AssetGraph, raw_versions: Mapping[str, str]) -> DueShards:
-    """Return what is due in all assets of a code location; see `DueShardFinder`."""
+def due_shards(
+    instance: dg.DagsterInstance, graph: AssetGraph, raw_versions: Mapping[str, str], **how: Any
+) -> DueShards:
+    """Return what is due in all assets of a code location; see `DueShardFinder`, also for ``how``."""
     specs = [spec for made in graph.assets_defs for spec in made.specs if spec.partitions_def]
-    return DueShardFinder(instance, specs, raw_versions).find()
+    return DueShardFinder(instance, specs, raw_versions, **how).find()

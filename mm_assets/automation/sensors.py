@@ -33,7 +33,7 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.accounting.record import CURATED, DERIVED, FILTERED, LANCE, OUTPUTS, account_folders
-from mm_assets.automation.backfills import STARTED_BY, DueBackfills
+from mm_assets.automation.backfills import STARTED_BY, DueBackfills, Look
 from mm_assets.automation.due_shards import (
     MISSING,
     STALE,
@@ -46,7 +46,7 @@ from mm_assets.automation.due_shards import (
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.assets import OVERVIEW
-from mm_assets.graph.dagster_internals import LANCE_POOL, SHARDS, unfinished_runs
+from mm_assets.graph.dagster_internals import LANCE_POOL, SHARDS, UNFINISHED, unfinished_runs
 from mm_assets.graph.instance_queries import fail_lost_runs
 from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
@@ -56,6 +56,7 @@ from mm_assets.model.errors import counted
 from mm_assets.settings import Settings, machine_zone
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import is_remote, join, local_path, sweep, sweep_output
+from mm_assets.view.overview import Status
 
 _SCORES = "image_scores"
 _SHOWN = [dg.AssetKey(name) for name in (CURATED.asset, _SCORES, FILTERED.asset)]
@@ -75,9 +76,9 @@ _AT_ONCE = 1000
     description="Renews the asset overview after each backfill, and every 10 minutes during a long one.",
 )
 def overview_sensor(
-    context: dg.SensorEvaluationContext, maintained: MaintainedStorage
+    context: dg.SensorEvaluationContext, maintained: MaintainedStorage, raw: RawShards
 ) -> dg.SensorResult | dg.SkipReason:
-    """Renew the overview if a shard was made or retired since the last one."""
+    """Renew the overview if a shard was made or retired, or a run has ended, since the last one."""
     seen = json.loads(context.cursor or "{}")
     state = _state(context.instance)
     if state == seen.get("state"):
@@ -86,7 +87,10 @@ def overview_sensor(
     if waits and unfinished_runs(context.instance, limit=1):
         return dg.SkipReason("runs are going on; the overview is renewed when they have ended")
     cursor = json.dumps({"state": state, "time": time.time()})
-    made = overview_event(context.instance, maintained.root)
+    repository, status = context.repository_def, None
+    if repository is not None:
+        status = Look(context.instance, repository.asset_graph, maintained.root, raw).status()
+    made = overview_event(context.instance, maintained.root, status)
     if made is None:
         context.update_cursor(cursor)
         return dg.SkipReason("no shard was made yet")
@@ -95,11 +99,14 @@ def overview_sensor(
     )
 
 
-def overview_event(instance: dg.DagsterInstance, root: str) -> dg.AssetMaterialization | None:
+def overview_event(
+    instance: dg.DagsterInstance, root: str, status: Status | None = None
+) -> dg.AssetMaterialization | None:
     """Return the overview of all shards as they are now; None if there are none.
 
     Args:
         root: storage root, with scores and ledger.
+        status: of all shards.
     """
     from mm_assets.view.overview import STRIPS, Figures, description, evenly_spread, measure, metadata
 
@@ -121,7 +128,7 @@ def overview_event(instance: dg.DagsterInstance, root: str) -> dg.AssetMateriali
     return dg.AssetMaterialization(
         OVERVIEW,
         description=description(figures),
-        metadata=metadata_values(metadata(figures, measures)),
+        metadata=metadata_values(metadata(figures, measures, status)),
     )
 
 
@@ -138,14 +145,17 @@ def _shown(
     return found
 
 
-def _state(instance: dg.DagsterInstance) -> list[int]:
-    """Return numbers that change when a shard is made, or retired."""
+def _state(instance: dg.DagsterInstance) -> list[int | str]:
+    """Return what changes when a shard is made or retired, or a run ends."""
     ids = {
         record.asset_entry.asset_key: record.asset_entry.last_materialization_storage_id or 0
         for record in instance.get_asset_records(_SHOWN)
     }
     partitions = len(instance.get_dynamic_partitions(str(SHARDS.name)))
-    return [partitions, *(ids.get(asset, 0) for asset in _SHOWN)]
+    over = dg.RunsFilter(statuses=[status for status in dg.DagsterRunStatus if status not in UNFINISHED])
+    last = instance.get_run_records(over, limit=1, order_by="update_timestamp")
+    ended = [f"{record.dagster_run.run_id} {record.end_time}" for record in last]
+    return [partitions, *(ids.get(asset, 0) for asset in _SHOWN), *ended]
 
 
 OFF, NEW, ALL = "off", "new", "all"

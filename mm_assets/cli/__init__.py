@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "graph",
     "ui": "graph",
     "prove": "graph",
+    "status": "look",
     "explain": "look",
     "show": "look",
     "preview": "look",

@@ -1,20 +1,23 @@
-"""Commands that look at data: ``explain``, ``inspect``, ``preview``, ``show``.
+"""Commands that look at data: ``explain``, ``inspect``, ``preview``, ``show``, ``status``.
 
 explain SAMPLE_ID   what happened to each item of a sample
 inspect PATH        what a dataset holds, without its image bytes
 preview             what filters would drop, from stored scores, before they do
 show SAMPLE_ID      one sample to look at, in the terminal or as an HTML page
+status              what is made, failed, outdated and missing, and what automation will do next
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.cli import arguments
@@ -32,7 +35,7 @@ from mm_assets.cli.arguments import (
     write_page,
 )
 from mm_assets.formats.names import TITLES
-from mm_assets.model.errors import MmAssetsError, counted
+from mm_assets.model.errors import MmAssetsError, counted, warning_line, write_line
 from mm_assets.settings import Settings
 from mm_assets.terminal import FAILED, ProgressLine, fail, printable
 
@@ -459,3 +462,37 @@ def _print(sample_id: str, documents: Sequence[Document], notes: Sequence[str], 
             print(line)
     for note in notes:
         print(note)
+
+
+def status_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "status",
+        help="show what is made, failed, outdated and missing, and what comes next",
+        description="Show from the records of MM_STORAGE and DAGSTER_HOME what is made of the raw shards in "
+        "MM_RAW_SHARDS, and what automation will do next. Nothing is changed.",
+    )
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print the same as JSON")
+    parser.set_defaults(run=run_status)
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """Print the figures of all shards; 0 also if some have failed."""
+    from mm_assets.headless.instance import home_in_force, watch_for_interrupts
+
+    watch_for_interrupts()
+    from mm_assets.headless.run import look
+
+    status, outlook = look()
+    if options.is_json:
+        places = {"storage": absolute_root(Settings.load().storage), "home": str(home_in_force())}
+        print(json.dumps({**places, **asdict(status), "next": asdict(outlook)}, indent=2))
+        return 0
+    for line in status.warnings:
+        write_line(warning_line(line))
+    gone = f"; {status.gone:,} more gone (mm-assets retire)" if status.gone else ""
+    print(f"{counted(status.raw_shards, 'raw shard')}{gone}")
+    _print_table(status.rows())
+    for name, text in {**status.sentences(), **outlook.sentences()}.items():
+        print(f"{name}: {printable(text)}")
+    return 0

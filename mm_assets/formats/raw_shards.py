@@ -15,6 +15,7 @@ import os
 import posixpath
 import re
 import shlex
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,6 +130,7 @@ class RawReader(InterleavedWebdatasetReader):
 
 
 _PATTERN = re.compile(r"[*?\[]")
+_MARGIN = 60.0  # seconds from the last change of a file to an event that surely notes its version
 _MAX_REASONS = 3  # in the message that no raw shards were found
 
 
@@ -167,6 +169,40 @@ class RawShard:
         if self.is_ambiguous:
             return json.dumps({self.key: self.files})
         return self.files[0] if len(self.files) == 1 else json.dumps(self.files)
+
+
+def unchanged_shards(listing: Mapping[str, RawShard], times: Mapping[str, float]) -> set[str]:
+    """Return the shards that have the version they had at a time, as the file system tells without a read.
+
+    Their files, and links that lead to them, have not changed since a minute before: an event is a little
+    younger than the version that it notes, and clocks differ. Shards with remote files are none of them: what
+    tells their versions was listed with them.
+
+    Args:
+        times: of shards, in seconds since 1970.
+    """
+
+    @cache
+    def links_changed_at(folder: str) -> float:
+        above, found = os.path.dirname(folder), os.lstat(folder)
+        own = found.st_ctime if stat.S_ISLNK(found.st_mode) else 0.0
+        return own if above == folder else max(own, links_changed_at(above))
+
+    def changed_at(file: str) -> float:
+        """Return when the file, its name, or a link on the way was changed last; nobody can set that."""
+        found = os.lstat(file)
+        links = links_changed_at(os.path.dirname(file))
+        if stat.S_ISLNK(found.st_mode):
+            return max(links, found.st_ctime, os.stat(file).st_ctime)
+        return max(links, found.st_ctime)
+
+    def is_unchanged(shard: RawShard, at: float) -> bool:
+        try:
+            return not any(map(is_remote, shard.files)) and max(map(changed_at, shard.files)) < at - _MARGIN
+        except OSError:
+            return False
+
+    return {key for key, at in times.items() if key in listing and is_unchanged(listing[key], at)}
 
 
 def files_of(uri: str) -> tuple[str, ...]:

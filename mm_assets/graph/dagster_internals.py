@@ -438,14 +438,34 @@ def _storage_ids(
 def _latest_events(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
 ) -> dict[str, Latest]:
-    """Return the latest event of this kind of each partition.
+    """Return the latest event of this kind of each partition."""
+    found: dict[str, Latest] = {}
+    for told in read_events(instance, _storage_ids(instance, asset, kind, keys).values()):
+        metadata = {each["label"]: _plain(each["entry_data"]) for each in told.entries}
+        version = told.tags.get(DATA_VERSION_TAG, "")
+        found[told.partition] = Latest(told.storage_id, version, told.run_id, told.timestamp, metadata)
+    return found
+
+
+class ToldEvent(NamedTuple):
+    """A materialization or observation of a partition as its row has it; ``entries`` are its metadata."""
+
+    storage_id: int
+    partition: str
+    run_id: str
+    timestamp: float
+    tags: Mapping[str, str]
+    entries: Sequence[Mapping[str, Any]]
+
+
+def read_events(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> Iterator[ToldEvent]:
+    """Yield these materializations and observations of partitions.
 
     Their rows are read as JSON: to make objects of everything in them would cost ten times as much.
     """
-    found: dict[str, Latest] = {}
     log, row = instance.event_log_storage, SqlEventLogStorageTable.c
     assert isinstance(log, SqlEventLogStorage), "an event log in a database"
-    for ids in _batches(list(_storage_ids(instance, asset, kind, keys).values())):
+    for ids in _batches(list(storage_ids)):
         query = db.select(row.id, row.partition, row.run_id, row.event).where(row.id.in_(ids))
         with log.index_connection() as connection:
             rows = connection.execute(query).fetchall()
@@ -456,10 +476,14 @@ def _latest_events(
                 for name, value in entry["dagster_event"]["event_specific_data"].items()
                 if name in ("materialization", "asset_observation")
             )
-            metadata = {each["label"]: _plain(each["entry_data"]) for each in event["metadata_entries"]}
-            version = (event["tags"] or {}).get(DATA_VERSION_TAG, "")
-            found[partition] = Latest(storage_id, version, run_id, entry["timestamp"], metadata)
-    return found
+            yield ToldEvent(
+                storage_id,
+                partition,
+                run_id,
+                entry["timestamp"],
+                event["tags"] or {},
+                event["metadata_entries"],
+            )
 
 
 def _plain(packed: Mapping[str, Any]) -> Any:
@@ -503,10 +527,15 @@ class SeenCodeVersion(NamedTuple):
 
 
 class SeenCodeVersions:
-    """The code version of each asset that was last seen, by a run or by one who looks for stale shards."""
+    """The code version of each asset that was last seen, by a run or by one who looks for stale shards.
 
-    def __init__(self, instance: dg.DagsterInstance) -> None:
+    Args:
+        is_noted: whether what is seen now is noted for the next look.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, is_noted: bool = True) -> None:
         self._instance = instance
+        self._is_noted = is_noted
 
     def see(
         self, asset: dg.AssetKey, version: str | None, settings: Mapping[str, Any] | None = None
@@ -549,7 +578,9 @@ class SeenCodeVersions:
         return SeenCodeVersion(*json.loads(text)) if text else None
 
     def _write(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
-        self._instance.run_storage.set_cursor_values({_KEY + asset.to_user_string(): json.dumps(seen)})
+        if self._is_noted:
+            key = _KEY + asset.to_user_string()
+            self._instance.run_storage.set_cursor_values({key: json.dumps(seen)})
 
 
 def _of_version(asset: dg.AssetKey, version: str | None) -> str:

@@ -23,6 +23,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,6 +193,66 @@ def evaluation_before(
     return None
 
 
+@dataclass(frozen=True)
+class LastEvaluations:
+    """What the run that evaluated a check last has found, over partitions and assets.
+
+    Args:
+        at: time of its latest evaluation, UTC.
+        checks: how many of them it has evaluated.
+        partitions: for so many partitions, in the check with the most.
+        evaluations: in all; ``failed`` of them have not passed.
+    """
+
+    run_id: str
+    at: datetime
+    checks: int
+    partitions: int
+    evaluations: int
+    failed: int
+
+
+def last_evaluations(
+    instance: dg.DagsterInstance, checks: Sequence[dg.AssetCheckKey]
+) -> LastEvaluations | None:
+    """Return what the run found that was the last to evaluate one of these checks for a partition."""
+    evaluated = (_Checks.partition.isnot(None), _Checks.execution_status.in_(_EVALUATED))
+    latest = [
+        (row[0], row[1])
+        for check in checks
+        for row in _select_checks(
+            instance, [_Checks.id, _Checks.run_id], check, *evaluated, order_by=_Checks.id.desc(), limit=1
+        )
+    ]
+    if not latest:
+        return None
+    _, run_id = max(latest)
+    columns = [
+        db.func.count(),
+        db.func.sum(db.case((_FAILED, 1), else_=0)),
+        db.func.max(_Checks.evaluation_event_timestamp),
+    ]
+    found = [
+        row
+        for check in checks
+        for row in _select_checks(instance, columns, check, *evaluated, _Checks.run_id == run_id)
+        if row[0]
+    ]
+    total, failed = (sum(int(row[column]) for row in found) for column in (0, 1))
+    at = max(row[2] for row in found).replace(tzinfo=UTC)
+    return LastEvaluations(run_id, at, len(found), max(row[0] for row in found), total, failed)
+
+
+def logged_at(instance: dg.DagsterInstance, storage_id: int) -> datetime:
+    """Return the time of an event of the log, UTC."""
+    storage = instance.event_log_storage
+    assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
+    with storage.index_connection() as connection:
+        query = db.select(_Events.timestamp).where(_Events.id == storage_id)
+        at: datetime = connection.execute(query).scalar_one()
+        return at.replace(tzinfo=UTC)
+
+
 def reasons(
     instance: dg.DagsterInstance, asset: dg.AssetKey, run_by_key: Mapping[str, str]
 ) -> dict[str, str]:
@@ -355,7 +416,18 @@ def watched(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[None]:
 
 
 def fail_lost_runs(instance: dg.DagsterInstance, code_location: str | None = None) -> list[str]:
-    """Report runs as failed whose process is dead, and return their ids.
+    """Report the `lost_runs` as failed, and return their ids."""
+    lost = lost_runs(instance, code_location)
+    for run in lost:
+        instance.report_run_failed(run, _DEAD)
+        if (path := _process_file(instance, run)) is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+    return [run.run_id for run in lost]
+
+
+def lost_runs(instance: dg.DagsterInstance, code_location: str | None = None) -> list[dg.DagsterRun]:
+    """Return the unfinished runs whose process is dead.
 
     Args:
         code_location: name of the one whose server this process is, and so starts its runs for the daemon.
@@ -366,20 +438,19 @@ def fail_lost_runs(instance: dg.DagsterInstance, code_location: str | None = Non
     for run in unfinished_runs(instance):
         if run.status == dg.DagsterRunStatus.QUEUED:  # it has no process yet
             continue
-        name = run.tags.get(PROCESS, "")
-        if not is_temporary(name) or _has_tag_of_parent(instance, run):
-            is_ours = code_location is not None and _location_of(run) == code_location
-            if is_ours and _has_lost_process(instance, run):
-                instance.report_run_failed(run, _DEAD)
-                lost.append(run.run_id)
-            continue
-        path = Path(instance.root_directory, Path(name).name)
-        if is_stale(path):
-            instance.report_run_failed(run, _DEAD)
-            lost.append(run.run_id)
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+        path = _process_file(instance, run)
+        is_ours = code_location is not None and _location_of(run) == code_location
+        if is_stale(path) if path is not None else is_ours and _has_lost_process(instance, run):
+            lost.append(run)
     return lost
+
+
+def _process_file(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Path | None:
+    """Return the file that the process of a run keeps locked; None if it is not watched by one."""
+    name = run.tags.get(PROCESS, "")
+    if not is_temporary(name) or _has_tag_of_parent(instance, run):
+        return None
+    return Path(instance.root_directory, Path(name).name)
 
 
 def _location_of(run: dg.DagsterRun) -> str | None:

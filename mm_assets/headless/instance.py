@@ -21,12 +21,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from mm_assets.model.errors import warn_user
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import located, place_of
@@ -36,15 +37,21 @@ if TYPE_CHECKING:
     import dagster as dg
     from dagster._core.instance.ref import InstanceRef
 
+# How statements begin that change nothing.
+_READING = ("SELECT", "WITH", "PRAGMA", "SHOW", "EXPLAIN")
 _UNSET = re.compile(r'environment variable "(\w+)" which is not set')
 
 
 @contextmanager
-def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
+def open_instance(home: Path, *, changes_nothing: bool = False) -> Iterator[dg.DagsterInstance]:
     """Open the instance that ``DAGSTER_HOME`` names.
 
     What its runs print goes to this command's own streams, and into no file: Dagster would write it to a file
     and let a ``tail`` print it, which is ended before it has printed the last lines.
+
+    Args:
+        changes_nothing: for a command that only reads. Nothing is made, mended or migrated: a statement that
+            would change a database is refused. Where none is, an empty temporary one stands for it.
 
     Raises:
         ValueError: its ``dagster.yaml`` is wrong, a variable in it is not set, or its database cannot be
@@ -57,20 +64,61 @@ def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
 
     warnings.simplefilter("ignore", dg.BetaWarning)
     place = f"DAGSTER_HOME {home}"
+    with ExitStack() as opened:
+        try:
+            with located(place):
+                ref = InstanceRef.from_dir(str(home), config_dir=str(_configuration_of(home).parent))
+                if not changes_nothing:
+                    # What is half made, or broken by two that were first, is mended for stock classes, too.
+                    stock = (ref.run_storage_data, ref.event_storage_data, ref.schedule_storage_data)
+                    make_stock_tables(stock)
+                elif _has_databases(home, ref):
+                    opened.enter_context(_unchanged_databases(place))
+                else:
+                    warn_user(f"{home}: no database of Dagster is there, so nothing is known to be made")
+                    folder = opened.enter_context(TemporaryDirectory())
+                    ref = InstanceRef.from_dir(folder, config_dir=str(CONFIGURATION.parent))
+                instance = dg.DagsterInstance.from_ref(_without_output_files(ref))
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # storage classes raise what they like
+            database = place_of(error)
+            at = home / "dagster.yaml" if database in (None, place) else database
+            raise ValueError(f"{at}: {_reason(error)}") from error
+        yield opened.enter_context(instance)
+
+
+def _has_databases(home: Path, ref: InstanceRef) -> bool:
+    """Return whether the files are there that an instance would make; of a server nobody asks."""
+    databases = (
+        (ref.run_storage_data, "history/runs.db"),
+        (ref.event_storage_data, "history/runs/index.db"),
+        (ref.schedule_storage_data, "schedules/schedules.db"),
+    )
+    for storage, path in databases:
+        if storage is not None and "Sqlite" in storage.class_name:
+            folder = storage.config_dict.get("base_dir")
+            file = Path(folder, Path(path).name) if isinstance(folder, str) else home / path
+            if not file.exists():
+                return False
+    return True
+
+
+@contextmanager
+def _unchanged_databases(place: str) -> Iterator[None]:
+    """Have every statement refused that would change a database, within this context."""
+    from sqlalchemy import Engine, event
+
+    def refuse(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if not statement.lstrip("( \n").upper().startswith(_READING):
+            line = " ".join(statement.split())[:80]
+            raise ValueError(f"{place}: of an older version, or half made: mm-assets run mends it ({line})")
+
+    event.listen(Engine, "before_cursor_execute", refuse)
     try:
-        with located(place):
-            ref = InstanceRef.from_dir(str(home))
-            # What is half made, or broken by two that were first, is mended for the stock classes, too.
-            make_stock_tables((ref.run_storage_data, ref.event_storage_data, ref.schedule_storage_data))
-            instance = dg.DagsterInstance.from_ref(_without_output_files(ref))
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # storage classes raise what they like
-        database = place_of(error)
-        at = home / "dagster.yaml" if database in (None, place) else database
-        raise ValueError(f"{at}: {_reason(error)}") from error
-    with instance:
-        yield instance
+        yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", refuse)
 
 
 def _without_output_files(ref: InstanceRef) -> InstanceRef:
@@ -149,6 +197,12 @@ def home_in_force() -> Path:
     return Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).expanduser().resolve()
 
 
+def _configuration_of(home: Path) -> Path:
+    """Return the ``dagster.yaml`` of a home: its own, that of the working directory, or the default."""
+    found = (path for path in (home / CONFIGURATION.name, Path(CONFIGURATION.name)) if path.exists())
+    return next(found, CONFIGURATION)
+
+
 def prepare_home() -> Path:
     """Set ``DAGSTER_HOME`` to the `home_in_force`, and return it.
 
@@ -158,10 +212,9 @@ def prepare_home() -> Path:
     home.mkdir(parents=True, exist_ok=True)
     target = home / CONFIGURATION.name
     if not target.exists():
-        own = Path(CONFIGURATION.name)
         # Another command that starts now, or after this one was killed, must not find half of it.
         aside = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(own if own.exists() else CONFIGURATION, aside)
+        shutil.copyfile(_configuration_of(home), aside)
         os.replace(aside, target)
     os.environ["DAGSTER_HOME"] = str(home)
     return home

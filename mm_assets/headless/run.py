@@ -1,11 +1,13 @@
 """The headless run: raw shards through the graph, without a browser or a daemon.
 
-* `run_graph` makes what is asked for, `prove` reads every output again.
+* `run_graph` makes what is asked for, `prove` reads every output again, `look` changes nothing.
 * `RunProgress`: shards, samples a second and time left on a terminal, for each asset.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,14 +18,14 @@ from uuid import uuid4
 import dagster as dg
 
 from mm_assets.accounting.record import BY_ASSET
-from mm_assets.automation.backfills import STARTED_BY
-from mm_assets.automation.sensors import report_inventory
+from mm_assets.automation.backfills import STARTED_BY, Look, Outlook
+from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import fail_lost_runs, process_tag
 from mm_assets.graph.resources import resources_from_environment
-from mm_assets.headless.instance import open_instance, prepare_home, was_interrupted
+from mm_assets.headless.instance import home_in_force, open_instance, prepare_home, was_interrupted
 from mm_assets.headless.request import (
     MakeRequest,
     Records,
@@ -40,6 +42,7 @@ from mm_assets.settings import Settings
 from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import exists, refuse_unwritable
 from mm_assets.terminal import INTERRUPTED, ProgressLine, interrupted
+from mm_assets.view.overview import Status
 
 
 class RunProgress:
@@ -195,6 +198,22 @@ def prove(shards: Sequence[str] = ()) -> int:
                 summary.add(instance, result)
         summary.print_proof()
         return 0 if summary.has_succeeded and summary.is_proven else 1
+
+
+def look() -> tuple[Status, Outlook]:
+    """Return what is made of all raw shards, and what automation will do next."""
+    settings, resources = Settings.load(), resources_from_environment()
+    home = home_in_force()
+    os.environ["DAGSTER_HOME"] = str(home)
+    definitions = build_definitions()
+    gc.disable()  # a collection would go through all that Dagster has imported, again and again
+    try:
+        with open_instance(home, changes_nothing=True) as instance:
+            graph, root = definitions.resolve_asset_graph(), resources["maintained"].root
+            found = Look(instance, graph, root, resources["raw"])
+            return found.status(), found.outlook(schedules(settings), settings.automation)
+    finally:
+        gc.enable()
 
 
 def _make(

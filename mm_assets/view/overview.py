@@ -8,6 +8,7 @@
   black.
 * `metadata`, `description`: the overview as it is shown, figures and plots for the asset's page, contact
   sheets for its event.
+* `Status`: what is made, failed, outdated and missing, for the overview and the command ``status``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 from xml.sax.saxutils import escape
 
@@ -360,7 +361,7 @@ STRIPS: Final = 8
 _RATIO_LABELS: Final = {1: "1/4", 5: "1/2", 9: "1", 13: "2", 17: "4"}
 
 
-def metadata(figures: Figures, measures: Measures) -> dict[str, Any]:
+def metadata(figures: Figures, measures: Measures, status: Status | None = None) -> dict[str, Any]:
     """Return the entries by name, as plain values; pictures are Markdown that is shown without a click."""
     plots: list[tuple[str, Any]] = [(name, {"md": markdown}) for name, markdown in _plots(figures, measures)]
     pictures = [
@@ -384,7 +385,9 @@ def metadata(figures: Figures, measures: Measures) -> dict[str, Any]:
         counts["share of images kept"] = round(figures.share_kept, 4)
     if measures.shards < measures.of_shards:
         counts["shards in the plots of images"] = measures.shards
-    return {"summary": summary(figures), **dict(plots[:1]), **dict(pictures), **dict(plots[1:]), **counts}
+    told = {} if status is None else {"shards by asset": {"md": status.markdown()}, **status.sentences()}
+    shown = {**dict(plots[:1]), **dict(pictures), **dict(plots[1:])}
+    return {"summary": summary(figures), **told, **shown, **counts}
 
 
 def description(figures: Figures) -> str:
@@ -442,3 +445,126 @@ def _short_number(number: int) -> str:
 
 def _sheet(name: str, strips: Sequence[str]) -> list[str]:
     return [f"**{name}**", " ".join(strips)] if strips else []
+
+
+@dataclass(frozen=True)
+class AssetStatus:
+    """Shards of an asset; each raw shard that there is counts once, but for ``proven``.
+
+    Args:
+        made: made, and not outdated.
+        failed: planned by a run that has ended, and not made.
+        stale: outdated: made from other raw data, code or settings than now, or not as it was written.
+        missing: never made.
+        running: a run that has not ended is to make it.
+        proven: as it was written when it was last read; None: of this asset nothing is proven by itself.
+    """
+
+    made: int
+    failed: int
+    stale: int
+    missing: int
+    running: int
+    proven: int | None = None
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """Items of raw shards in quarantine, of all items of those shards whose curated rows have been proven."""
+
+    items: int
+    of_items: int
+    shards: int
+
+    @property
+    def share(self) -> float:
+        return self.items / self.of_items if self.of_items else 0.0
+
+
+@dataclass(frozen=True)
+class OldestFailure:
+    """The shard that has been failing for longest: in its first asset, with the reason of the last run."""
+
+    shard: str
+    asset: str
+    since: str
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LastProof:
+    """The last run that read outputs again.
+
+    Args:
+        at: time of its last look at a shard.
+        by: what has started it.
+        outputs: in how many of them it has read shards; ``shards`` of the one with the most.
+        read: shards in all outputs; ``differing`` of them are not as they were written.
+    """
+
+    at: str
+    run: str
+    by: str
+    outputs: int
+    shards: int
+    read: int
+    differing: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is made of the raw shards; times are in UTC, in ISO 8601.
+
+    Args:
+        raw_shards: those that there are.
+        gone: shards with a partition whose raw shard is not there any more.
+        assets: in the order of the graph.
+        warnings: lines on what could not be looked at.
+    """
+
+    raw_shards: int
+    gone: int
+    assets: Mapping[str, AssetStatus]
+    quarantine: Quarantined | None
+    oldest_failure: OldestFailure | None
+    last_proof: LastProof | None
+    warnings: tuple[str, ...] = ()
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the table of the assets, with its header."""
+        names = [entry.name for entry in fields(AssetStatus)]
+        found = [("asset", *names)]
+        for asset, counts in self.assets.items():
+            values = (getattr(counts, name) for name in names)
+            found.append((asset, *("" if value is None else f"{value:,}" for value in values)))
+        return found
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        header, *assets = self.rows()
+        rule = ("---", *("--:" for _ in header[1:]))
+        return "\n".join(f"|{'|'.join(row)}|" for row in (header, rule, *assets))
+
+    def sentences(self) -> dict[str, str]:
+        """Return the other figures in words, by name."""
+        shards, failure, proof = self.quarantine, self.oldest_failure, self.last_proof
+        return {
+            "in quarantine": "not known: nothing is proven"
+            if shards is None
+            else f"{shards.items:,} of {counted(shards.of_items, 'item')} ({shards.share:.2%}) of "
+            f"{counted(shards.shards, 'proven shard')}",
+            "oldest failure": "none"
+            if failure is None
+            else f"{failure.shard} in {failure.asset}, since {short_time(failure.since)}: {failure.reason}",
+            "last proof": "none"
+            if proof is None
+            else f"{short_time(proof.at)} by {proof.by} (run {proof.run[:8]}): "
+            f"{counted(proof.shards, 'shard')} in {counted(proof.outputs, 'output')}, "
+            + (f"{proof.differing} of {proof.read} not as written" if proof.differing else "all as written"),
+        }
+
+
+def short_time(text: str) -> str:
+    """Return a time of a `Status` to the minute."""
+    return f"{text[:16].replace('T', ' ')} UTC"

@@ -84,13 +84,13 @@ class History:
             patch.setattr(ShardReports, "landed", landed_until)
             self.run()
 
-    def find(self, assets: Iterable[str] = ()) -> DueShards:
+    def find(self, assets: Iterable[str] = (), **how: Any) -> DueShards:
         """What is due now."""
         chosen = {dg.AssetKey(asset) for asset in assets} or None
         specs = [
             spec for spec in self.definitions().resolve_all_asset_specs() if spec.key.to_user_string() in TREE
         ]
-        return DueShardFinder(self.deployment.instance, specs, self.versions()).find(chosen)
+        return DueShardFinder(self.deployment.instance, specs, self.versions(), **how).find(chosen)
 
     def versions(self) -> Mapping[str, str]:
         listing = toy.ToyRawShards(folder=str(self.deployment.raw)).listing()

@@ -2,13 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from mm_assets.automation.due_shards import EventId, latest_events, latest_versions, made_from
+from mm_assets.automation.due_shards import (
+    EventId,
+    first_attempts,
+    latest_events,
+    latest_versions,
+    made_from,
+)
 from mm_assets.graph.dagster_internals import observed_version, provenance
+from mm_assets.graph.instance_queries import logged_at
 from mm_assets.graph.messages import Shard
 from mm_assets_tests.event_log.databases import OURS, open_instance
 
@@ -66,6 +74,23 @@ def test_the_latest_event_of_each_partition_with_its_run(instance: dg.DagsterIns
     assert ids == {key: event.storage_id for key, event in made.items()}, "the documented ids"
 
 
+def test_the_first_attempt_since_a_partition_was_made(instance: dg.DagsterInstance) -> None:
+    assert first_attempts(instance, KEY) == {}
+    run(instance, "a", "c", "a", "one")
+    planned = latest_events(instance, KEY, PLANNED)
+    for _ in range(2):
+        before = datetime.now(UTC)
+        run(instance, "a", "c", "", "two")
+    again = latest_events(instance, KEY, PLANNED)
+    found = first_attempts(instance, KEY)
+    assert (found["b"], found["c"]) == (planned["b"].storage_id, planned["c"].storage_id)
+    assert planned["a"].storage_id < found["a"] < again["a"].storage_id
+    assert before <= logged_at(instance, again["a"].storage_id) <= datetime.now(UTC)
+    assert logged_at(instance, found["a"]) < before
+    run(instance, "a", "b", "ab", "three")
+    assert first_attempts(instance, KEY) == {"c": found["c"]}
+
+
 def test_runs_whose_events_alternate(instance: dg.DagsterInstance) -> None:
     inner: list[str] = []
     outer = run(
@@ -83,10 +108,10 @@ def test_versions_and_what_a_partition_was_made_from(instance: dg.DagsterInstanc
     run(instance, "b", "b", "b", "two")
     assert latest_versions(instance, KEY, MADE) == {"a": "one", "b": "two", "c": "one"}
     latest = latest_events(instance, KEY, MADE)
-    found = made_from(instance, KEY, [latest[key].storage_id for key in "ab"], [UP])
+    found = made_from(instance, [latest[key].storage_id for key in "ab"], [UP])
     assert found == {"a": ("7+x", {UP: "one of up"}), "b": ("7+x", {UP: "two of up"})}
     many = [latest["c"].storage_id] * 1 + list(range(10_000, 11_500))
-    assert set(made_from(instance, KEY, many, [UP])) == {"c"}, "in batches"
+    assert set(made_from(instance, many, [UP])) == {"c"}, "in batches"
 
 
 def test_events_outside_of_runs_and_of_wiped_assets(instance: dg.DagsterInstance) -> None:

@@ -14,7 +14,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from mm_assets.formats.partitions import group_name, member_name
-from mm_assets.formats.raw_shards import AmbiguousPartition, Listing, RawLocations, files_of
+from mm_assets.formats.raw_shards import (
+    AmbiguousPartition,
+    Listing,
+    RawLocations,
+    RawShard,
+    files_of,
+    unchanged_shards,
+)
 from mm_assets_tests.formats.shelf import TwoSchemesFileSystem
 
 TIME = 1_600_000_000_000_000_000
@@ -317,3 +324,32 @@ def test_a_remote_folder_that_may_not_be_listed_is_asked_file_by_file(
     monkeypatch.setattr(MemoryFileSystem, "ls", forbidden)
     assert {key: shard.version for key, shard in listing("memory://bucket/s-{0..9}.tar").items()} == versions
     assert bucket["info"] >= 10
+
+
+def test_shards_that_the_file_system_tells_to_be_unchanged(tmp_path: Path) -> None:
+    """A file that was changed, or is reached by a link that was, is not among them: none can hide it."""
+    (tmp_path / "one").mkdir()
+    file = tmp_path / "one" / "a.tar"
+    file.touch()
+    changed = file.stat().st_ctime
+    while (now := _link(tmp_path / "a.tar", file)) <= changed:  # by a clock that ticks every few milliseconds
+        (tmp_path / "a.tar").unlink()
+    (tmp_path / "two").symlink_to("one")
+    places = {"file": file, "link": tmp_path / "a.tar", "folder": tmp_path / "two" / "a.tar"}
+    listing = {name: RawShard(name, (str(path),)) for name, path in places.items()}
+    listing["gone"] = RawShard("gone", (str(tmp_path / "gone.tar"),))
+    listing["remote"] = RawShard("remote", ("s3://bucket/a.tar",))
+
+    def unchanged(at: float) -> set[str]:
+        return unchanged_shards(listing, dict.fromkeys([*listing, "unknown"], at))
+
+    assert unchanged(changed + 60) == set()
+    assert unchanged((changed + now) / 2 + 60) == {"file"}
+    assert unchanged(changed + 3600) == {"file", "link", "folder"}
+    os.utime(file, (0, 0))
+    assert unchanged((changed + now) / 2 + 60) == set()
+
+
+def _link(path: Path, target: Path) -> float:
+    path.symlink_to(target)
+    return path.lstat().st_ctime

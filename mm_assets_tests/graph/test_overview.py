@@ -19,6 +19,7 @@ from mm_assets.automation import sensors
 from mm_assets.automation.sensors import overview_event, overview_sensor
 from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.graph.raw import RawShards
 from mm_assets.graph.resources import MaintainedStorage
 from mm_assets.view.html import INLINE
 from mm_assets.view.overview import Measures, measure
@@ -167,8 +168,9 @@ def test_sensor_renews_it_when_something_was_made(
     instance = filtered.instance
 
     def tick(cursor: str | None) -> dg.SensorResult | dg.SkipReason:
-        storage = MaintainedStorage(root=filtered.storage)
-        context = dg.build_sensor_context(instance, cursor=cursor, resources={"maintained": storage})
+        storage, raw = MaintainedStorage(root=filtered.storage), RawShards(locations=filtered.raw)
+        resources = {"maintained": storage, "raw": raw}
+        context = dg.build_sensor_context(instance, cursor=cursor, resources=resources)
         found = overview_sensor(context)
         assert isinstance(found, dg.SensorResult | dg.SkipReason)
         return found
@@ -185,9 +187,13 @@ def test_sensor_renews_it_when_something_was_made(
     )
     monkeypatch.setattr(sensors, "_SECONDS_BETWEEN", -1)
     assert isinstance(tick(first.cursor), dg.SensorResult), "a long backfill is shown while it goes on"
+    second = tick(first.cursor)
+    assert isinstance(second, dg.SensorResult)
     monkeypatch.undo()
     instance.report_run_canceled(running)
-    assert isinstance(tick(first.cursor), dg.SensorResult)
+    third = tick(second.cursor)
+    assert isinstance(third, dg.SensorResult), "the run may have failed in some shards"
+    assert isinstance(tick(third.cursor), dg.SkipReason)
     assert time.time() - 60 < float(str(first.cursor).rpartition(" ")[2].strip("}"))
 
 

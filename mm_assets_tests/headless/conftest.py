@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import dagster as dg
 import pytest
@@ -68,14 +70,21 @@ class Project:
         path.write_bytes(b"no tar, whatever its name says" * 100)
         return path
 
-    def command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        given = {
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
             "MM_RAW_SHARDS": str(self.raw),
             "MM_STORAGE": str(self.storage),
             "MM_WORKERS": "1",
             "DAGSTER_HOME": str(self.home),
         }
-        return run(*arguments, **{**given, **settings})
+
+    def configured(self) -> AbstractContextManager[object]:
+        """With its settings in the environment, for definitions that are built."""
+        return patch.dict(os.environ, self.settings)
+
+    def command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        return run(*arguments, **{**self.settings, **settings})
 
     def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         return self.command("run", *arguments, **settings)
@@ -107,8 +116,8 @@ class Project:
 @pytest.fixture(scope="package", autouse=True)
 def shared_by_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One working directory, so that workers are shared."""
-    with kept_engines(), warm_workers(), pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("working_directory"))
+    with kept_engines(), warm_workers(), pytest.MonkeyPatch.context() as changed:
+        changed.chdir(tmp_path_factory.mktemp("working_directory"))
         yield
 
 

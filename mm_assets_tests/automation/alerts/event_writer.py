@@ -29,6 +29,7 @@ from dagster._core.remote_origin import (
 from dagster._core.scheduler.instigation import (
     InstigatorState,
     InstigatorStatus,
+    ScheduleInstigatorData,
     SensorInstigatorData,
     TickData,
     TickStatus,
@@ -39,6 +40,11 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._utils.error import SerializableErrorInfo
 
 _LOADABLE = LoadableTargetOrigin(module_name="toy")
+
+
+def _origin(instigator: str) -> RemoteInstigatorOrigin:
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(_LOADABLE, "here")
+    return RemoteInstigatorOrigin(RemoteRepositoryOrigin(location, "repository"), instigator)
 
 
 @dataclass
@@ -120,10 +126,7 @@ class Writer:
 
     def ticked(self, sensor: str, error: str | None) -> None:
         """Add a tick of a running sensor that has ended, well or with an error."""
-        origin = RemoteInstigatorOrigin(
-            RemoteRepositoryOrigin(ManagedGrpcPythonEnvCodeLocationOrigin(_LOADABLE, "here"), "repository"),
-            sensor,
-        )
+        origin = _origin(sensor)
         state = InstigatorState(
             origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData()
         )
@@ -138,6 +141,14 @@ class Writer:
                 time.time(),
                 error=SerializableErrorInfo(error, [], None) if error else None,
                 selector_id=state.selector_id,
+            )
+        )
+
+    def switched(self, schedule: str, status: InstigatorStatus) -> None:
+        """Start or stop a schedule, as in the UI."""
+        self.instance.add_instigator_state(
+            InstigatorState(
+                _origin(schedule), InstigatorType.SCHEDULE, status, ScheduleInstigatorData("@daily")
             )
         )
 

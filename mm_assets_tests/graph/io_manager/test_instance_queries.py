@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
@@ -68,6 +69,25 @@ def test_evaluations_are_read_back_in_the_order_of_partitions_up_to_a_limit(writ
         "b",
         "d",
     ]
+
+
+def test_the_run_that_was_the_last_to_evaluate(writer: Writer) -> None:
+    checks = [check_key(asset, "not_empty") for asset in ("curated", "filtered")]
+    assert instance_queries.last_evaluations(writer.instance, checks) is None
+    first, second, third = (writer.begin_run() for _ in range(3))
+    writer.evaluated(first, "curated", "not_empty", "a", True)
+    before = datetime.now(UTC)
+    for key in KEYS:
+        writer.evaluated(second, "filtered", "not_empty", key, key != "b")
+    writer.evaluated(second, "curated", "not_empty", "a", True)
+    writer.evaluated(third, "curated", "not_empty", None, False)
+    writer.planned_check(third, "curated", "not_empty", ["a"])
+    found = instance_queries.last_evaluations(writer.instance, checks)
+    assert found is not None
+    assert before <= found.at <= datetime.now(UTC)
+    assert found == instance_queries.LastEvaluations(
+        second, found.at, checks=2, partitions=4, evaluations=5, failed=1
+    )
 
 
 def test_runs_with_failures_are_told_from_those_without(writer: Writer) -> None:
