@@ -10,6 +10,9 @@ are what the UI's own mutation calls. Canary: `mm_assets_tests/automation/test_b
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -200,6 +203,60 @@ def _without_busy(
     by_asset = (found.in_progress, unfinished)
     busy = {key for busy_in in by_asset for of_asset in busy_in.values() for key in of_asset}
     return found.restricted(set(keys) - busy)
+
+
+# Dagster stores the cursor with each tick, so it has a short digest of each shard that waits. That another
+# one has the same, and a shard is taken half uploaded for that, happens once in 10^9 times if 100,000 wait.
+_CURSOR = "digests:"
+_DIGEST_BYTES = 6
+
+
+def digest_of(key: str, version: str) -> bytes:
+    text = f"{key}\0{version}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
+
+
+def cursor_of(digests: Iterable[bytes]) -> str:
+    return _CURSOR + base64.b64encode(b"".join(digests)).decode()
+
+
+def digests_in(cursor: str | None) -> set[bytes]:
+    """Return the digests of a cursor; none of one that another release has written."""
+    if not cursor or not cursor.startswith(_CURSOR):
+        return set()
+    digests = base64.b64decode(cursor.removeprefix(_CURSOR))
+    return {digests[start : start + _DIGEST_BYTES] for start in range(0, len(digests), _DIGEST_BYTES)}
+
+
+LOOK_AGAIN_SECONDS = 30
+# What a run of `refresh` has found, in the key-value store of the instance: when, and a cursor of digests.
+_FOUND = "mm_assets/refresh"
+
+
+def note_found(instance: dg.DagsterInstance, found: DueBackfills) -> None:
+    """Note what is due, for `launch_found`."""
+    cursor = cursor_of(digest_of(key, found.versions[key]) for key in found.due.partitions())
+    instance.run_storage.set_cursor_values({_FOUND: json.dumps([time.time(), cursor])})
+
+
+def launch_found(instance: dg.DagsterInstance, graph: AssetGraph, listing: Listing) -> list[str]:
+    """Launch backfills of what the job `refresh` has found, where it is still due and the same.
+
+    Returns:
+        A line for each backfill; one, if nothing is left to launch; none, if nothing was found, or just now.
+    """
+    text = instance.run_storage.get_cursor_values({_FOUND}).get(_FOUND)
+    if not text:
+        return []
+    moment, cursor = json.loads(text)
+    if time.time() < moment + LOOK_AGAIN_SECONDS:  # what is being uploaded is another at the next look
+        return []
+    before = digests_in(cursor)
+    found = DueBackfills.find(instance, graph, listing)
+    same = {key for key in found.due.partitions() if digest_of(key, found.versions[key]) in before}
+    lines = found.launch(instance, found.due.restricted(same), "schedule refresh")
+    instance.run_storage.set_cursor_values({_FOUND: ""})
+    return lines or ["refresh: what was due is being made, or has changed"]
 
 
 def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:

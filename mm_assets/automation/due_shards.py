@@ -50,7 +50,7 @@ from mm_assets.graph.dagster_internals import (
     SeenCodeVersions,
     tried_with,
 )
-from mm_assets.graph.instance_queries import messages
+from mm_assets.graph.instance_queries import failing_shards, messages
 from mm_assets.graph.planned_jobs import SETTINGS_MARK, parse_failure
 from mm_assets.graph.proof import ZERO_LOSS
 from mm_assets.settings import variable
@@ -361,9 +361,7 @@ class DueShardFinder:
         for key, inputs in read.items():
             if key in self._raw_versions and key not in due and (why := self._why_stale(asset, key, inputs)):
                 due[key] = Due(STALE, why)
-        for key in dagster_internals.failing_shards(
-            self._instance, dg.AssetCheckKey(asset, ZERO_LOSS), _MAX_UNPROVEN
-        ):
+        for key in failing_shards(self._instance, dg.AssetCheckKey(asset, ZERO_LOSS), _MAX_UNPROVEN):
             if key not in due and key not in by_ids.running:
                 due[key] = Due(STALE, "not as it was written")
         return due, by_ids.running

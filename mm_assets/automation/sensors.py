@@ -22,7 +22,6 @@ the UI they are evaluated at once. In a run that makes assets they do nothing: t
 for each run of a hundred.
 """
 
-import base64
 import hashlib
 import json
 import time
@@ -33,7 +32,17 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.accounting.record import CURATED, DERIVED, FILTERED, LANCE, OUTPUTS, account_folders
-from mm_assets.automation.backfills import STARTED_BY, DueBackfills, Look
+from mm_assets.automation.backfills import (
+    LOOK_AGAIN_SECONDS,
+    STARTED_BY,
+    DueBackfills,
+    Look,
+    cursor_of,
+    digest_of,
+    digests_in,
+    launch_found,
+    note_found,
+)
 from mm_assets.automation.due_shards import (
     MISSING,
     STALE,
@@ -47,7 +56,7 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.assets import OVERVIEW
 from mm_assets.graph.dagster_internals import LANCE_POOL, SHARDS, UNFINISHED, unfinished_runs
-from mm_assets.graph.instance_queries import fail_lost_runs
+from mm_assets.graph.instance_queries import fail_lost_runs, withdraw_planned
 from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation
@@ -160,11 +169,6 @@ def _state(instance: dg.DagsterInstance) -> list[int | str]:
 
 OFF, NEW, ALL = "off", "new", "all"
 
-# Dagster stores the cursor with each tick, so it has a short digest of each shard that waits. That another
-# one has the same, and a shard is taken half uploaded for that, happens once in 10^9 times if 100,000 wait.
-_CURSOR = "digests:"
-_DIGEST_BYTES = 6
-
 
 def automation_sensor(mode: str) -> dg.SensorDefinition:
     """Return the sensor.
@@ -189,15 +193,15 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
         assert context.repository_def is not None, "sensors of a code location have one"
         found = DueBackfills.find(context.instance, context.repository_def.asset_graph, listing)
         wanted = found.due.where(lambda why: _is_wanted(why, mode))
-        before = _seen(context.cursor)
-        digests = {key: _digest(key, found.versions[key]) for key in wanted.partitions()}
+        before = digests_in(context.cursor)
+        digests = {key: digest_of(key, found.versions[key]) for key in wanted.partitions()}
         # A shard that is being uploaded has another version at the next tick.
         complete = {key for key, digest in digests.items() if digest in before}
         lines = found.launch(context.instance, wanted.restricted(complete), "sensor automation")
         for line in lines:
             context.log.info(line)
         waiting = [digest for key, digest in digests.items() if key not in complete]
-        cursor = _cursor(waiting)
+        cursor = cursor_of(waiting)
         uploading = (
             counted(len(waiting), "shard waits until it is", "shards wait until they are")
             + " seen unchanged at the next tick"
@@ -206,23 +210,6 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
         return dg.SensorResult(skip_reason=reason, cursor=cursor)
 
     return automation
-
-
-def _digest(key: str, version: str) -> bytes:
-    text = f"{key}\0{version}".encode(errors="surrogatepass")
-    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
-
-
-def _cursor(digests: Iterable[bytes]) -> str:
-    return _CURSOR + base64.b64encode(b"".join(digests)).decode()
-
-
-def _seen(cursor: str | None) -> set[bytes]:
-    """Return the digests of a cursor; none of one that another release has written."""
-    if not cursor or not cursor.startswith(_CURSOR):
-        return set()
-    digests = base64.b64decode(cursor.removeprefix(_CURSOR))
-    return {digests[start : start + _DIGEST_BYTES] for start in range(0, len(digests), _DIGEST_BYTES)}
 
 
 def _is_wanted(why: Due, mode: str) -> bool:
@@ -255,11 +242,6 @@ def schedules(settings: Settings) -> list[dg.ScheduleDefinition]:
     ]
 
 
-LOOK_AGAIN_SECONDS = 30
-# What a run of `refresh` has found, in the key-value store of the instance: when, and a cursor of digests.
-_FOUND = "mm_assets/refresh"
-
-
 @dg.op(description="Finds all shards that are missing, failed or stale; the sensor new_shards launches them.")
 def find_due_shards(context: dg.OpExecutionContext, raw: RawShards) -> None:
     found = DueBackfills.find(context.instance, context.repository_def.asset_graph, raw.listing())
@@ -267,8 +249,7 @@ def find_due_shards(context: dg.OpExecutionContext, raw: RawShards) -> None:
     if not keys:
         context.log.info("nothing is due")
         return
-    cursor = _cursor(_digest(key, found.versions[key]) for key in keys)
-    context.instance.run_storage.set_cursor_values({_FOUND: json.dumps([time.time(), cursor])})
+    note_found(context.instance, found)
     context.log.info(
         f"{counted(len(keys), 'shard is due', 'shards are due')}: the sensor new_shards launches backfills "
         f"of what has been the same for {LOOK_AGAIN_SECONDS} seconds"
@@ -278,26 +259,6 @@ def find_due_shards(context: dg.OpExecutionContext, raw: RawShards) -> None:
 @dg.job(description="Have everything made that is missing, failed or stale.")
 def refresh() -> None:
     find_due_shards()
-
-
-def launch_found(instance: dg.DagsterInstance, graph: AssetGraph, listing: Listing) -> list[str]:
-    """Launch backfills of what the job `refresh` has found, where it is still due and the same.
-
-    Returns:
-        A line for each backfill; one, if nothing is left to launch; none, if nothing was found, or just now.
-    """
-    text = instance.run_storage.get_cursor_values({_FOUND}).get(_FOUND)
-    if not text:
-        return []
-    moment, cursor = json.loads(text)
-    if time.time() < moment + LOOK_AGAIN_SECONDS:  # what is being uploaded is another at the next look
-        return []
-    before = _seen(cursor)
-    found = DueBackfills.find(instance, graph, listing)
-    same = {key for key in found.due.partitions() if _digest(key, found.versions[key]) in before}
-    lines = found.launch(instance, found.due.restricted(same), "schedule refresh")
-    instance.run_storage.set_cursor_values({_FOUND: ""})
-    return lines or ["refresh: what was due is being made, or has changed"]
 
 
 # Runs whose events nobody looks at any more.
@@ -476,9 +437,7 @@ def inventory_checks(assets: Iterable[dg.AssetsDefinition]) -> dg.AssetChecksDef
     )
     def inventory(context: dg.AssetCheckExecutionContext, raw: RawShards) -> Iterator[dg.Output[None]]:
         selected = [spec for spec in context.check_specs if spec.key in context.selected_asset_check_keys]
-        dagster_internals.withdraw_planned(
-            context.instance, context.run.run_id, [spec.key for spec in selected]
-        )
+        withdraw_planned(context.instance, context.run.run_id, [spec.key for spec in selected])
         if not any(dagster_internals.makes_asset(context, key) for key in keys):
             chosen = {spec.key for spec in selected}
             graph = context.op_execution_context.repository_def.asset_graph

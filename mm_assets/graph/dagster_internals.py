@@ -50,8 +50,7 @@ from dagster._core.definitions.data_version import (
 )
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from dagster._core.execution import context_creation_job
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_END_TAG,
@@ -205,79 +204,6 @@ def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest 
             metadata = {name: value.value for name, value in made.metadata.items()}
             return Latest(record.storage_id, version, record.run_id, record.timestamp, metadata)
     return None
-
-
-def withdraw_planned(
-    instance: dg.DagsterInstance,
-    run_id: str,
-    checks: Iterable[dg.AssetCheckKey],
-    keys: Iterable[str] = (),
-) -> None:
-    """Withdraw the planned evaluations of these checks that a run, or one before it, never made.
-
-    What was not checked has not failed: partitions keep their earlier outcome. Only event logs in a database
-    store planned checks apart from their events.
-
-    Args:
-        run_id: the run, whose planned evaluations are withdrawn for all partitions.
-        keys: partitions that the run has tried. What a run that has ended had planned for them, or for no
-            partition, is withdrawn as well: a killed run could not do so itself.
-    """
-    storage = instance.event_log_storage
-    if not isinstance(storage, SqlEventLogStorage):
-        return
-    by_asset: dict[str, list[str]] = {}
-    for check in checks:
-        by_asset.setdefault(check.asset_key.to_string(), []).append(check.name)
-    table = AssetCheckExecutionsTable.c
-    for asset, names in by_asset.items():
-        of_checks = (
-            table.asset_key == asset,
-            table.check_name.in_(names),
-            table.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
-        )
-        # Nothing is materialized for what is only planned: with that condition an index has all it takes.
-        unfilled = table.materialization_event_storage_id.is_(None)
-        places = [(unfilled, table.partition.is_(None))]
-        places += [(unfilled, table.partition.in_(batch)) for batch in _batches(list(keys))]
-        with storage.index_connection() as connection:
-            connection.execute(AssetCheckExecutionsTable.delete().where(*of_checks, table.run_id == run_id))
-            others = {
-                run
-                for place in places
-                for (run,) in connection.execute(db.select(table.run_id).where(*of_checks, *place).distinct())
-            }
-        over = others - {run.run_id for run in unfinished_runs(instance)} if others else set()
-        if not over:
-            continue
-        by_them = table.run_id.in_(sorted(over))
-        with storage.index_connection() as connection:
-            for place in places:
-                connection.execute(AssetCheckExecutionsTable.delete().where(*of_checks, *place, by_them))
-
-
-def failing_shards(
-    instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int
-) -> dict[str, dg.AssetCheckEvaluation]:
-    """Return the partitions whose latest valid evaluation of a check failed.
-
-    Args:
-        limit: number of failures to look at, the latest first.
-    """
-    status = {AssetCheckExecutionRecordStatus.FAILED}
-    found: dict[str, dg.AssetCheckEvaluation] = {}
-    for record in instance.event_log_storage.get_asset_check_execution_history(
-        check, limit=limit, status=status
-    ):
-        if record.partition is not None and record.evaluation is not None:
-            found.setdefault(record.partition, record.evaluation)
-    failing: set[str | None] = set()
-    for keys in _batches(list(found)):
-        infos = instance.event_log_storage.get_asset_check_partition_info([check], partition_keys=keys)
-        failing |= {
-            info.partition_key for info in infos if info.is_current and info.latest_execution_status in status
-        }
-    return {key: evaluation for key, evaluation in found.items() if key in failing}
 
 
 def attempts_without_result(

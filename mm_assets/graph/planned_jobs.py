@@ -28,7 +28,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.accounting.record import ShardRecord
-from mm_assets.graph import dagster_internals
+from mm_assets.graph import dagster_internals, instance_queries
 from mm_assets.graph.dagster_internals import (
     REASON,
     SHARDS,
@@ -269,7 +269,7 @@ class CheckLog:
                 them and fails.
         """
         self._flush()
-        dagster_internals.withdraw_planned(
+        instance_queries.withdraw_planned(
             self._instance, self._run_id, [spec.key for spec in self._specs.values()], self._tried
         )
         latest = dagster_internals.latest_of_asset(self._instance, self._asset)
@@ -318,7 +318,7 @@ class CheckLog:
             if not check.passed
         }
         severities = {check.severity for check in outcomes.values() if not check.passed}
-        for shard, evaluation in dagster_internals.failing_shards(
+        for shard, evaluation in instance_queries.failing_shards(
             self._instance, spec.key, _MAX_FAILURES
         ).items():
             if shard not in outcomes:

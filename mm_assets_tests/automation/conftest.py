@@ -12,7 +12,7 @@ import pytest
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
-from mm_assets.automation import sensors
+from mm_assets.automation import backfills
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.raw_shards import Listing
@@ -126,7 +126,7 @@ class Operated(Deployment):
 
 @pytest.fixture(autouse=True)
 def looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sensors, "LOOK_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(backfills, "LOOK_AGAIN_SECONDS", 0)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.automation import sensors
+from mm_assets.automation import backfills
 from mm_assets.automation.backfills import WHY, DueBackfills
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
@@ -40,11 +40,11 @@ def test_its_run_ends_before_what_it_found_is_launched(
 ) -> None:
     """Where one run at a time is allowed, others would have to wait for it."""
     operated.tick(name="new_shards")
-    monkeypatch.setattr(sensors, "LOOK_AGAIN_SECONDS", 5)
+    monkeypatch.setattr(backfills, "LOOK_AGAIN_SECONDS", 5)
     assert operated.run_job("refresh")
     operated.tick(name="new_shards")
     assert operated.backfills() == []
-    monkeypatch.setattr(sensors, "LOOK_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(backfills, "LOOK_AGAIN_SECONDS", 0)
     operated.tick(name="new_shards")
     operated.finish_backfills()  # before it made anything
     operated.tick(name="new_shards")

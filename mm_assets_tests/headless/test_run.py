@@ -17,7 +17,7 @@ from dagster._utils.error import SerializableErrorInfo
 
 from mm_assets.definitions import build_definitions
 from mm_assets.demo import demo_thresholds, make_shards
-from mm_assets.graph.dagster_internals import failing_shards
+from mm_assets.graph.instance_queries import failing_shards
 from mm_assets.headless.instance import was_interrupted
 from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run, run_process
 from mm_assets_tests.formats.images.pictures import picture

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 from dagster._core.execution import context_creation_job
 
-from mm_assets.graph import dagster_internals
+from mm_assets.graph import dagster_internals, instance_queries
 from mm_assets.graph.messages import Shard
 from mm_assets_tests.event_log.databases import OURS, open_instance
 
@@ -201,16 +201,16 @@ def test_an_evaluation_counts_while_it_names_the_latest_materialization(instance
     run_probe(instance, ["p0", "p1"])
     first = dagster_internals.latest_materializations(instance, KEY, ["p0", "p1"])
     evaluate(first, False)
-    assert sorted(dagster_internals.failing_shards(instance, check, 10)) == ["p0", "p1"]
-    assert sorted(dagster_internals.failing_shards(instance, check, 1)) == [
+    assert sorted(instance_queries.failing_shards(instance, check, 10)) == ["p0", "p1"]
+    assert sorted(instance_queries.failing_shards(instance, check, 1)) == [
         "p1"
     ]  # of the latest failures only
     run_probe(instance, ["p1"])
-    assert sorted(dagster_internals.failing_shards(instance, check, 10)) == ["p0"]
+    assert sorted(instance_queries.failing_shards(instance, check, 10)) == ["p0"]
     evaluate({"p1": first["p1"]}, False)  # of the one before
-    assert sorted(dagster_internals.failing_shards(instance, check, 10)) == ["p0"]
+    assert sorted(instance_queries.failing_shards(instance, check, 10)) == ["p0"]
     evaluate({"p0": first["p0"]}, True)
-    assert dagster_internals.failing_shards(instance, check, 10) == {}
+    assert instance_queries.failing_shards(instance, check, 10) == {}
     assert dagster_internals.target(None) is None
     last = dagster_internals.latest_of_asset(instance, KEY)
     assert last == dagster_internals.latest_materializations(instance, KEY, ["p1"])["p1"]
@@ -239,7 +239,7 @@ def test_what_was_planned_and_not_evaluated_reads_failed_unless_withdrawn(
             )
         )
         if is_withdrawn:
-            dagster_internals.withdraw_planned(context.instance, context.run_id, [spec.key])
+            instance_queries.withdraw_planned(context.instance, context.run_id, [spec.key])
         yield dg.Output(None, output_name=spec.get_python_identifier())
         raise dg.Failure("as a run with failed shards ends")
 
