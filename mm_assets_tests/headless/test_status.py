@@ -306,18 +306,22 @@ def test_what_it_prints_is_what_the_overview_shows(mixed: Project) -> None:
     assert shown["items in quarantine"] == found["quarantine"]["items"]
 
 
-def test_the_next_tick_of_schedules(mixed: Project) -> None:
+@pytest.mark.parametrize(("zone", "hour"), [("UTC", 2), ("Asia/Tokyo", 17)])
+def test_the_next_tick_of_schedules(mixed: Project, zone: str, hour: int) -> None:
+    """At two o'clock in the time zone of schedules, told as UTC."""
+
     def at_two() -> str:
         now = datetime.now(UTC)
-        today = now.replace(hour=2, minute=0, second=0, microsecond=0)
+        today = now.replace(hour=hour, minute=0, second=0, microsecond=0)
         return (today if today >= now else today + timedelta(days=1)).isoformat()
 
+    settings = {"MM_REFRESH_CRON": "0 2 * * *", "MM_TIMEZONE": zone}
     expected = {at_two()}
-    found = status(mixed, MM_REFRESH_CRON="0 2 * * *")["next"]
+    found = status(mixed, **settings)["next"]
     assert found["ticks"]["refresh"] in expected | {at_two()}
     assert (found["ticks"]["prove"], found["ticks"]["maintenance"]) == (None, None)
     assert found["daemon"] is False
-    told = fine(mixed.command("status", MM_REFRESH_CRON="0 2 * * *"))
+    told = fine(mixed.command("status", **settings))
     assert "schedules: refresh at 20" in told and "prove is stopped" in told
     assert "(no daemon is running)" in told
 
