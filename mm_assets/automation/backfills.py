@@ -356,34 +356,36 @@ class Look:
             raw_shards=len(self._versions),
             gone=self._gone,
             assets={asset.to_user_string(): self._counts(asset, proofs) for asset in self._found.by_asset},
-            quarantine=_quarantined(proofs.get(CURATED.asset)),
+            quarantine=_quarantined((proofs or {}).get(CURATED.asset)),
             oldest_failure=self._oldest_failure(),
             last_proof=self._last_proof(),
             warnings=tuple(self._warnings),
         )
 
-    def _proofs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the sums over the last proof of each shard, by asset."""
+    def _proofs(self) -> Mapping[str, Mapping[str, Any]] | None:
+        """Return the sums over the last proof of each shard, by asset; None if they cannot be read."""
         try:
             with readable_store_errors():
                 found: Mapping[str, Mapping[str, Any]] = ProofStore(self._root).summary().get("assets", {})
                 return found
         except (OSError, ValueError) as error:
             self._warnings.append(f"{error_line(error)}; what is proven, and in quarantine, is not known")
-            return {}
+            return None
 
-    def _counts(self, asset: dg.AssetKey, proofs: Mapping[str, Mapping[str, Any]]) -> AssetStatus:
+    def _counts(self, asset: dg.AssetKey, proofs: Mapping[str, Mapping[str, Any]] | None) -> AssetStatus:
         kinds = Counter(why.kind for why in self._found.by_asset[asset].values())
         running = sum(key in self._versions for key in self._found.in_progress.get(asset, ()))
-        proof = proofs.get(name := asset.to_user_string())
-        proven = 0 if proof is None else proof["shards"] - len(proof["problems"])
+        proven, name = None, asset.to_user_string()
+        if proofs is not None and name in BY_ASSET:
+            proof = proofs.get(name)
+            proven = 0 if proof is None else proof["shards"] - len(proof["problems"])
         return AssetStatus(
             made=len(self._versions) - kinds.total() - running,
             failed=kinds[FAILED],
             stale=kinds[STALE],
             missing=kinds[MISSING],
             running=running,
-            proven=proven if name in BY_ASSET else None,
+            proven=proven,
         )
 
     def _oldest_failure(self) -> OldestFailure | None:

@@ -457,7 +457,7 @@ class AssetStatus:
         stale: outdated: made from other raw data, code or settings than now, or not as it was written.
         missing: never made.
         running: a run that has not ended is to make it.
-        proven: as it was written when it was last read; None: of this asset nothing is proven by itself.
+        proven: as it was written when it was last read; None: not known, or nothing is proven of this asset.
     """
 
     made: int

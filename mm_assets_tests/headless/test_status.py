@@ -269,6 +269,21 @@ def test_raw_shards_that_cannot_be_listed_are_those_that_were_known(mixed: Proje
     assert told.stderr == f"mm-assets: warning: {line}\n"
 
 
+def test_a_storage_that_does_not_answer_leaves_open_what_is_in_it(mixed: Project, tmp_path: Path) -> None:
+    project = copied(mixed, tmp_path)
+    proof = project.storage / "proof" / "proof.json"
+    proof.unlink()
+    proof.mkdir()
+    expected, found = status(mixed), status(project)
+    (line,) = found["warnings"]
+    assert line.startswith(f"{proof}: ") and line.endswith(
+        "; what is proven, and in quarantine, is not known"
+    )
+    assert found["quarantine"] is None
+    for asset in ASSETS:
+        assert found["assets"][asset] == expected["assets"][asset] | {"proven": None}
+
+
 def test_what_it_prints_is_what_the_overview_shows(mixed: Project) -> None:
     """And what it gives as JSON."""
     found = status(mixed)
