@@ -366,12 +366,7 @@ def presence(removed: Sequence[str]) -> dg.AssetCheckEvaluation:
 
 
 def _evaluation(
-    check: dg.AssetCheckKey,
-    name: str,
-    count: int,
-    shards: Any,
-    summary: str,
-    latest: dagster_internals.Latest | None = None,
+    check: dg.AssetCheckKey, name: str, count: int, shards: Any, summary: str, target: Any = None
 ) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
         asset_key=check.asset_key,
@@ -379,7 +374,7 @@ def _evaluation(
         passed=not count,
         severity=dg.AssetCheckSeverity.WARN,
         metadata=metadata_values({name: count, "shards": {"json": shards}, "summary": summary}),
-        target_materialization_data=dagster_internals.target(latest),
+        target_materialization_data=target,
         blocking=False,
     )
 
@@ -388,14 +383,12 @@ UP_TO_DATE = "up_to_date"
 _REASONS = 3  # in the summary
 
 
-def staleness(
-    asset: dg.AssetKey, due: Mapping[str, Due], latest: dagster_internals.Latest | None
-) -> dg.AssetCheckEvaluation:
+def staleness(asset: dg.AssetKey, due: Mapping[str, Due], target: Any) -> dg.AssetCheckEvaluation:
     """Return the outcome of the check.
 
     Args:
         due: what is due of the asset.
-        latest: its latest materialization.
+        target: its latest materialization.
     """
     stale = {key: why.reason for key, why in due.items() if why.kind == STALE}
     reasons = sorted(set(stale.values()))
@@ -405,7 +398,7 @@ def staleness(
         else ""
     )
     listed = dict(sorted(stale.items())[:_LISTED])
-    return _evaluation(dg.AssetCheckKey(asset, UP_TO_DATE), "stale", len(stale), listed, summary, latest)
+    return _evaluation(dg.AssetCheckKey(asset, UP_TO_DATE), "stale", len(stale), listed, summary, target)
 
 
 ALL_ASSETS = dg.define_asset_job("all_assets", description="Take shards through all assets and checks.")
@@ -458,13 +451,11 @@ def evaluations(
     """Return the outcomes as they are now, without those of assets that a run is working on."""
     known = instance.get_dynamic_partitions(str(SHARDS.name))
     due = due_shards(instance, graph, versions_of_partitions(instance, listing))
+    found = {asset: each for asset, each in due.by_asset.items() if not due.in_progress.get(asset)}
+    latest = {asset: dagster_internals.latest_of_asset(instance, asset) for asset in found}
     return [
         presence(removed_shards(known, listing)),
-        *(
-            staleness(asset, found, dagster_internals.latest_of_asset(instance, asset))
-            for asset, found in due.by_asset.items()
-            if not due.in_progress.get(asset)
-        ),
+        *(staleness(asset, each, dagster_internals.target(latest[asset])) for asset, each in found.items()),
     ]
 
 
