@@ -480,7 +480,7 @@ class SeenCodeVersions:
             known = SeenCodeVersion(version, now, is_change=known is not None)
             self._write(asset, known)
         if settings and not self.settings(asset, version):
-            self._instance.run_storage.set_cursor_values({_of_version(asset, version): json.dumps(settings)})
+            self._note(_of_version(asset, version), settings)
         return known
 
     def settings(self, asset: dg.AssetKey, version: str | None) -> dict[str, Any]:
@@ -504,9 +504,11 @@ class SeenCodeVersions:
         return SeenCodeVersion(*json.loads(text)) if text else None
 
     def _write(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
+        self._note(_KEY + asset.to_user_string(), seen)
+
+    def _note(self, key: str, value: Any) -> None:
         if self._is_noted:
-            key = _KEY + asset.to_user_string()
-            self._instance.run_storage.set_cursor_values({key: json.dumps(seen)})
+            self._instance.run_storage.set_cursor_values({key: json.dumps(value)})
 
 
 def _of_version(asset: dg.AssetKey, version: str | None) -> str:
