@@ -261,12 +261,22 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
 
 
 def open_attempts(view: View) -> Attempts:
-    """Return the attempts on shards that have not landed; what somebody has cancelled is none."""
-    found = {
-        asset: dagster_internals.attempts_without_result(view.instance, asset)
-        for asset in sorted(view.repository.asset_graph.materializable_asset_keys)
-        if view.is_sharded(asset)
-    }
+    """Return the attempts on shards that have not landed; what somebody has cancelled is none.
+
+    Of several attempts on a shard one that goes on counts, else the last: what a run has planned that waits,
+    or works, is older than what another one has found meanwhile.
+    """
+    unfinished = [run.run_id for run in dagster_internals.unfinished_runs(view.instance)]
+    found = {}
+    for asset in sorted(view.repository.asset_graph.materializable_asset_keys):
+        if view.is_sharded(asset):
+            last = dagster_internals.attempts_without_result(view.instance, asset)
+            going_on = (
+                dagster_internals.attempts_without_result(view.instance, asset, last, unfinished)
+                if last and unfinished
+                else {}
+            )
+            found[asset] = last | going_on
     runs = view.runs(run_id for attempts in found.values() for run_id in attempts.values())
     over = {
         run_id

@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 from mm_assets_tests.automation.alerts.conftest import Alerts, alerts_of
+from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.automation.alerts.receivers import Webhook
 from mm_assets_tests.event_log.databases import OURS, open_instance
 from mm_assets_tests.graph.io_manager.conftest import Toy
@@ -195,6 +196,41 @@ def test_a_lost_run_that_dagster_starts_again_is_told_by_what_becomes_of_that(
         writer.materialized(retry, "curated", keys[1])
     writer.end_run(retry, outcome == "landed")
     assert [title for title in alerts.titles() if "all clear" not in title] == told
+    assert alerts.titles() == []
+
+
+def test_attempts_that_wait_while_others_fail_are_told_by_what_becomes_of_them(alerts: Alerts) -> None:
+    """Backfills over one bad shard at once: a run has planned all assets before another has failed."""
+    (key,) = alerts.shards(1)
+    assets = ("curated", "scores", "filtered")
+    told = "1 of 1 shard did not land: curated in backfill"
+
+    def launch() -> tuple[Writer, str]:
+        writer = alerts.writer()
+        writer.begin_backfill([key])
+        run = writer.begin_run(assets)
+        for asset in assets:
+            writer.planned(run, asset, key)
+        return writer, run
+
+    def fail(writer: Writer, run: str, first: list[str], then: list[str]) -> None:
+        writer.failed(run, "curated", key, "a bad one")
+        assert alerts.titles() == first
+        for asset in assets[1:]:
+            writer.failed(run, asset, key, "not made")
+        writer.fail_step(run, "curated_landed")
+        writer.end_run(run, False)
+        assert alerts.titles() == then
+
+    fail(*launch(), [], [told])
+    (one, other), (last, run) = (launch(), launch()), launch()
+    fail(*one, [], [])
+    fail(*other, [], [])
+    last.materialized(run, "curated", key)
+    assert alerts.titles() == [f"all clear: {told}"]
+    for asset in assets[1:]:
+        last.materialized(run, asset, key)
+    last.end_run(run, True)
     assert alerts.titles() == []
 
 
