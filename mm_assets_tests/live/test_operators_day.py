@@ -60,7 +60,7 @@ class Day:
     quiet: int = 0
     _seen: int = 0
 
-    def wait_for(self, condition: Callable[[], T | None], what: str, seconds: float = SECONDS) -> T:
+    def wait_for(self, condition: Callable[[], T | None], what: str, seconds: float = 2 * SECONDS) -> T:
         """`wait_for`, with a look at what is shown whenever nothing goes on."""
 
         def ask() -> T | None:
@@ -119,9 +119,14 @@ class Day:
         self.arrived |= arriving
         return arriving
 
+    def wait_until_quiet(self) -> None:
+        seen = self.quiet
+        self.wait_for(lambda: self.quiet > seen, "a quiet moment")
+
     def all_is_made(self) -> bool:
-        """Whether all good shards are in the last assets, and nothing goes on any more."""
-        return self.arrived - self.bad <= self.storage.tars() and not self._is_busy()
+        """Whether all good shards are in the last assets, and what the sensor launched has ended."""
+        going_on = {each.tags.get(STARTED_BY) for each in unfinished_backfills(self.instance)}
+        return self.arrived - self.bad <= self.storage.tars() and "sensor automation" not in going_on
 
     def end_of(self, backfills: Iterable[str]) -> list[str]:
         """Wait for the end of backfills; their statuses."""
@@ -298,15 +303,14 @@ def _one_is_mended(day: Day, tar: Path) -> None:
     wait_for(lambda: tar.stem in day.storage.tars(), 2 * SECONDS, f"{tar.stem}, which was mended")
     day.bad.remove(tar.stem)
     if not day.bad:
-        day.wait_for(day.all_is_made, "the end of all runs")
+        day.wait_until_quiet()
     now = time.time()
     day.wait_for(lambda: ended_ticks(day.instance, now) >= 2, "two ticks of the alerts")
 
 
 def _all_is_well(day: Day) -> None:
     wait_for(lambda: not day.red(), SECONDS, "all checks to pass")
-    seen = day.quiet
-    day.wait_for(lambda: day.quiet > seen, "a quiet moment")
+    day.wait_until_quiet()
     for asset in ASSETS:
         assert set(day.dev.partitions(asset)["materialized"]) == day.arrived
         assert day.over_all(asset)["landed"] == "SUCCEEDED", asset
