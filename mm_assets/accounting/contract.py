@@ -21,6 +21,7 @@ from mm_assets.model.errors import counted
 from mm_assets.model.json_codec import is_json
 
 _SHARDS_NAMED = 3
+_MOST_TYPES = 20  # of one column, to see which are odd
 
 
 # What happens to a shard that does not fit the published types: it fails, or the column becomes JSON text.
@@ -182,15 +183,16 @@ class ContractColumn:
             if not pa.types.is_null(group.required_type.field.type):
                 merged = by_type.setdefault(group.required_type.described(), _Group(group.required_type))
                 merged.add(group.first, group.count)
-        groups = sorted(by_type.values(), key=lambda group: (-group.count, group.first))
-        if not groups:
+        if not 1 < len(by_type) <= _MOST_TYPES:  # with so many none is odd
             return ""
+        groups = sorted(by_type.values(), key=lambda group: (-group.count, group.first))
 
         def votes(group: _Group) -> int:
             return sum(other.count for other in groups if group.fits(other.required_type))
 
         most = max(groups, key=votes)
-        if is_json(most.required_type.field) or most.fits(required_type):
+        is_majority = 2 * votes(most) > sum(group.count for group in groups)
+        if not is_majority or is_json(most.required_type.field) or most.fits(required_type):
             return ""
         odd = [group.named() for group in groups if not most.fits(group.required_type)]
         return (

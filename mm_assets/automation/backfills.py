@@ -27,6 +27,7 @@ from dagster._core.definitions.selector import (
     PartitionsByAssetSelector,
     PartitionsSelector,
 )
+from dagster._core.errors import DagsterDefinitionChangedDeserializationError
 from dagster._core.execution.backfill import (
     BULK_ACTION_TERMINAL_STATUSES,
     BulkActionsFilter,
@@ -139,7 +140,12 @@ def unfinished_partitions(
         for backfill in unfinished_backfills(instance):
             if not backfill.is_asset_backfill:
                 continue
-            target = backfill.get_asset_backfill_data(asset_graph).target_subset
+            try:
+                target = backfill.get_asset_backfill_data(asset_graph).target_subset
+            except (
+                DagsterDefinitionChangedDeserializationError
+            ):  # its partitions are no longer what they were
+                continue
             for asset, subset in target.partitions_subsets_by_asset_key.items():
                 found.setdefault(asset, set()).update(subset.get_partition_keys())
     return found
@@ -249,13 +255,14 @@ def launch_found(instance: dg.DagsterInstance, graph: AssetGraph, listing: Listi
     if not text:
         return []
     moment, cursor = json.loads(text)
-    if time.time() < moment + LOOK_AGAIN_SECONDS:  # what is being uploaded is another at the next look
+    if 0 <= time.time() - moment < LOOK_AGAIN_SECONDS:  # what is being uploaded is another at the next look
         return []
     before = digests_in(cursor)
     found = DueBackfills.find(instance, graph, listing)
     same = {key for key in found.due.partitions() if digest_of(key, found.versions[key]) in before}
     lines = found.launch(instance, found.due.restricted(same), "schedule refresh")
-    instance.run_storage.set_cursor_values({_FOUND: ""})
+    if instance.run_storage.get_cursor_values({_FOUND}).get(_FOUND) == text:  # else there is a newer find
+        instance.run_storage.set_cursor_values({_FOUND: ""})
     return lines or ["refresh: what was due is being made, or has changed"]
 
 

@@ -467,8 +467,11 @@ class DueShardFinder:
         """Return what is another now than a shard failed by (`tried_with`), in words."""
         version, _, limit = (by or "").partition(", ")
         parts = [] if version == self._code_versions[asset] else [self._difference(asset, version)]
-        if limit and limit != self._limits[asset]:
-            parts.append(f"{variable('max_loss')} was {limit}, is {self._limits[asset]}")
+        before, now = (each.split("_") for each in (limit, self._limits[asset] or ""))
+        if limit and before[0] != now[0]:
+            parts.append(f"{variable('max_loss')} was {before[0]}, is {now[0]}")
+        if limit and before[1:] != now[1:]:
+            parts.append(f"{variable('schema_changes')} has changed")
         return "; ".join(parts)
 
     def _difference(self, asset: dg.AssetKey, version: str | None) -> str:

@@ -30,6 +30,7 @@ from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
+from dagster._core.definitions.run_request import InstigatorType
 
 from mm_assets.accounting.record import CURATED, DERIVED, FILTERED, LANCE, OUTPUTS, account_folders
 from mm_assets.automation.backfills import (
@@ -249,9 +250,16 @@ def find_due_shards(context: dg.OpExecutionContext, raw: RawShards) -> None:
     if not keys:
         context.log.info("nothing is due")
         return
+    due = counted(len(keys), "shard is due", "shards are due")
+    sensors = context.instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
+    if any(each.instigator_name == new_shards.name and not each.is_running for each in sensors):
+        raise dg.Failure(
+            f"{due}, but the sensor new_shards, which launches them, is stopped: start it, then this again",
+            allow_retries=False,
+        )
     note_found(context.instance, found)
     context.log.info(
-        f"{counted(len(keys), 'shard is due', 'shards are due')}: the sensor new_shards launches backfills "
+        f"{due}: the sensor new_shards launches backfills "
         f"of what has been the same for {LOOK_AGAIN_SECONDS} seconds"
     )
 

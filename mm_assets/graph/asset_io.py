@@ -21,6 +21,7 @@ import pyarrow as pa
 from pydantic import Field, PrivateAttr
 
 from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.contract import SCHEMA_CHANGES
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.record import (
     BY_ASSET,
@@ -87,7 +88,8 @@ class IngestIOManager(RawInput, _ParquetOutput):
         return {**super().options(), "layout": self.gate.layout()}
 
     def limit(self) -> str:
-        return f"{self.gate.max_loss:g}"
+        widens = self.gate.schema_changes != SCHEMA_CHANGES[0]
+        return f"{self.gate.max_loss:g}{f'_{self.gate.schema_changes}' if widens else ''}"
 
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Return the jobs with the types of columns and the ids to skip, from the surveys of all shards."""

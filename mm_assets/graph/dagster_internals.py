@@ -238,6 +238,7 @@ def attempts_without_result(
             row.dagster_event_type.in_([kind.value for kind in _ATTEMPT]),
             row.partition.in_(batch),
         )
+        query = log._add_assets_wipe_filter_to_query(query, log._get_assets_details([asset]), [asset])
         query = query.group_by(row.partition, row.run_id).having(is_planned).order_by(last)
         with log.index_connection() as connection:
             rows = connection.execute(query).fetchall()
@@ -283,8 +284,14 @@ def not_landed(instance: dg.DagsterInstance, asset: dg.AssetKey, ended: Iterable
     Args:
         ended: ids of runs that count as ended: the one that asks.
     """
-    unfinished = {run.run_id for run in unfinished_runs(instance)}
-    return sorted(attempts_without_result(instance, asset, but=unfinished - set(ended)))
+    unfinished: set[str] = set()
+    while True:
+        found = attempts_without_result(instance, asset, but=unfinished)
+        # Asked afterwards: a run may be launched meanwhile.
+        new = {run.run_id for run in unfinished_runs(instance)}.intersection(found.values()) - set(ended)
+        if not new:
+            return sorted(found)
+        unfinished |= new
 
 
 def unfinished_runs(

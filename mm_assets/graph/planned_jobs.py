@@ -370,7 +370,7 @@ _NOT_LANDED = "The shard was not published. The metadata say why, and what to do
 
 def _what_to_do(key: str, error: str) -> str:
     """Return how a shard that failed is made, for people who look at its page in the UI."""
-    name = shlex.quote(key)
+    name = f"{'-- ' if key.startswith('-') else ''}{shlex.quote(key)}"
     again = (
         f"run `mm-assets run {name}`, or launch the job `refresh` in the UI: both make the shard in all "
         "assets. The button Materialize on this page makes it in this asset alone."

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.model.errors import warn_user
@@ -78,7 +78,7 @@ def open_instance(home: Path, *, changes_nothing: bool = False) -> Iterator[dg.D
                     warn_user(f"{home}: no database of Dagster is there, so nothing is known to be made")
                     folder = opened.enter_context(TemporaryDirectory())
                     ref = InstanceRef.from_dir(folder, config_dir=str(CONFIGURATION.parent))
-                instance = dg.DagsterInstance.from_ref(_without_output_files(ref))
+                instance = dg.DagsterInstance.from_ref(_without_output_files(ref, home))
         except (OSError, ValueError):
             raise
         except Exception as error:  # storage classes raise what they like
@@ -121,13 +121,12 @@ def _unchanged_databases(place: str) -> Iterator[None]:
         event.remove(Engine, "before_cursor_execute", refuse)
 
 
-def _without_output_files(ref: InstanceRef) -> InstanceRef:
-    """Keep where a deployment collects output; Dagster's default is a folder of this machine."""
-    from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
+def _without_output_files(ref: InstanceRef, home: Path) -> InstanceRef:
+    """Keep where somebody has output collected; Dagster's default is a folder of this machine."""
     from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
     from dagster._serdes import ConfigurableClassData
 
-    if ref.compute_logs_data.class_name != LocalComputeLogManager.__name__:
+    if ref.compute_logs_data != ref.config_defaults(str(home))["compute_logs"]:
         return ref
     nowhere = ConfigurableClassData(NoOpComputeLogManager.__module__, NoOpComputeLogManager.__name__, "{}")
     return ref._replace(compute_logs_data=nowhere)
@@ -242,6 +241,7 @@ LOCATION = "mm_assets.definitions"  # its name, too: Dagster keeps by it which s
 _LOOK_SECONDS = 0.5
 _STOP_SECONDS = 15
 _PAUSES = (1, 5, 20)  # seconds before a server that has ended is started again
+_LONGEST_PLACE = 60  # bytes
 _SOUND_SECONDS = 600  # one that ran for so long can start
 
 
@@ -304,7 +304,9 @@ def serve(host: str, port: int, level: str) -> int:
     ends = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         ends.append(signal.SIGHUP)
-    with TemporaryDirectory(prefix="mm-assets-ui-") as folder:
+    # The path of a socket has at most some 100 bytes.
+    place = None if len(os.fsencode(gettempdir())) < _LONGEST_PLACE else "/tmp"
+    with TemporaryDirectory(prefix="mm-assets-ui-", dir=place) as folder:
         servers = _servers(Path(folder), host, port, level)
         life, _held = os.pipe()  # closed however this process ends, and the servers see that
         try:
@@ -346,7 +348,8 @@ def _listens(folder: Path) -> bool:
         return probe.connect_ex(str(folder / _SOCKET)) == 0
 
 
-def _stop(*_: Any) -> None:
+def _stop(number: int, _: Any) -> None:
+    signal.signal(number, signal.SIG_IGN)
     raise _Stopped
 
 

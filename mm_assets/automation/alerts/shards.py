@@ -261,16 +261,20 @@ def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
 
 
 def open_attempts(view: View) -> Attempts:
-    """Return the attempts on shards that have not landed; what somebody has cancelled is none.
+    """Return the attempts on shards that have not landed; what is cancelled is none, and mends none.
 
     Of several attempts on a shard one that goes on counts, else the last: what a run has planned that waits,
     or works, is older than what another one has found meanwhile.
     """
     unfinished = [run.run_id for run in dagster_internals.unfinished_runs(view.instance)]
     found = {}
+    cancelled: set[str] = set()
     for asset in sorted(view.repository.asset_graph.materializable_asset_keys):
         if view.is_sharded(asset):
-            last = dagster_internals.attempts_without_result(view.instance, asset)
+            last = dagster_internals.attempts_without_result(view.instance, asset, but=cancelled)
+            while new := _cancelled(view, last.values()):
+                cancelled |= new
+                last = dagster_internals.attempts_without_result(view.instance, asset, but=cancelled)
             going_on = (
                 dagster_internals.attempts_without_result(view.instance, asset, last, unfinished)
                 if last and unfinished
@@ -278,11 +282,7 @@ def open_attempts(view: View) -> Attempts:
             )
             found[asset] = last | going_on
     runs = view.runs(run_id for attempts in found.values() for run_id in attempts.values())
-    over = {
-        run_id
-        for run_id, run in runs.items()
-        if view.has_ended(run) and run.status != dg.DagsterRunStatus.CANCELED
-    }
+    over = {run_id for run_id, run in runs.items() if view.has_ended(run)}
     open_ = {run_id for run_id, run in runs.items() if not view.has_ended(run)}
     failed = {
         asset: {key: run for key, run in attempts.items() if run in over and key in view.shards}
@@ -294,6 +294,11 @@ def open_attempts(view: View) -> Attempts:
     }
     is_waiting = any(runs[run_id].is_finished for run_id in open_)
     return Attempts({asset: found for asset, found in failed.items() if found}, in_progress, is_waiting)
+
+
+def _cancelled(view: View, run_ids: Iterable[str]) -> set[str]:
+    runs = view.runs(run_ids)
+    return {run_id for run_id, run in runs.items() if run.status == dg.DagsterRunStatus.CANCELED}
 
 
 def _cause(

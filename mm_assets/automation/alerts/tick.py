@@ -74,7 +74,7 @@ class Incident:
         repeats: ids of earlier backfills and runs whose shards failed in it again.
         repeated: how many shards were told with those, and not again.
         most: the largest number of shards that were found, told or not.
-        reminded: when it was last told that it still holds; 0: never.
+        reminded: when it was last told of again; 0: never.
     """
 
     headline: str
@@ -218,6 +218,7 @@ class Incidents:
                 entered[cause.key] = replace(
                     _incident(cause, first.begun, is_told=True),
                     headline=first.headline,
+                    reminded=max(incident.reminded for incident in before.values()),
                     repeats=list(before),
                     repeated=cause.shards,
                 )
@@ -266,6 +267,7 @@ class Incidents:
                 self.open[cause.key] = replace(
                     _incident(cause, begun[cause.key], is_told=True),
                     is_final=True,
+                    reminded=telling.now,
                     repeats=self.open[cause.key].repeats,
                 )
         return messages

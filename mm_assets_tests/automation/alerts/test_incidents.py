@@ -127,6 +127,18 @@ def test_what_still_holds_is_told_again_in_one_message() -> None:
     assert message.title == "mm_assets: still broken: Check b of curated failed: 5 shards in backfill b1"
 
 
+def test_what_fails_again_each_night_is_told_again_no_oftener() -> None:
+    incidents = Incidents({})
+    reminders = []
+    for night in range(12):
+        origin = Origin(f"b{night}", is_backfill=True)
+        failing = {"a": FailingPartition(f"r{night}", True)}
+        cause = check("a", 1, origin).of_shards(failing)
+        messages = update(incidents, cause, repeated={f"b{n}": ["a"] for n in range(night)}, now=30.0 * night)
+        reminders += [night for message in messages if "still broken" in message.title]
+    assert reminders == [4, 8]  # each hundred seconds
+
+
 def test_nothing_is_clear_while_a_later_backfill_has_the_same_problem() -> None:
     incidents = Incidents({})
     later = check("a", 1, Origin("b2", is_backfill=True))

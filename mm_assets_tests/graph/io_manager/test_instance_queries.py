@@ -121,6 +121,25 @@ def test_attempts_have_no_result_until_something_is_materialized(writer: Writer)
     assert attempts(writer.instance, asset) == {}
 
 
+def test_what_is_launched_while_somebody_looks_is_not_missing(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = writer.begin_run()
+    writer.planned(failed, "curated", "a")
+    writer.end_run(failed, False)
+    look = dagster_internals.unfinished_runs
+
+    def launching(instance: dg.DagsterInstance) -> object:
+        if len(writer.runs) < 3:
+            for key in ("a", "b"):
+                writer.planned(writer.begin_run(), "curated", key)
+        return look(instance)
+
+    monkeypatch.setattr(dagster_internals, "unfinished_runs", launching)
+    assert dagster_internals.not_landed(writer.instance, dg.AssetKey("curated")) == ["a"]
+    assert len(writer.runs) == 3
+
+
 def test_backfills_by_status_the_latest_first(writer: Writer) -> None:
     names = []
     for status in ("FAILED", "COMPLETED_SUCCESS", "FAILED"):
