@@ -196,8 +196,8 @@ class ContractColumn:
             return ""
         odd = [group.named() for group in groups if not most.fits(group.required_type)]
         return (
-            f"column {self.name!r} is JSON text in all shards: {most.required_type.described()} in "
-            f"{counted(votes(most), 'shard')}, but {'; '.join(odd)}"
+            f"column {self.name!r} becomes JSON text in all shards as they are made: "
+            f"{most.required_type.described()} in {counted(votes(most), 'shard')}, but {'; '.join(odd)}"
         )
 
 

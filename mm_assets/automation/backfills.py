@@ -282,7 +282,7 @@ def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:
 
 
 # After so many seconds without a sign of life no daemon is there; it gives one every half minute.
-_DAEMON_SECONDS = 300
+_DAEMON_SECONDS = 90
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ class Outlook:
             for name, at in self.ticks.items()
         )
         return {
-            "due": f"{counted(self.due_shards, 'shard')}; MM_AUTOMATION={self.automation}",
+            "due": f"{counted(self.due_shards, 'shard')}; MM_AUTOMATION={self.automation} here",
             "schedules": ", ".join(ticks) + ("" if self.daemon else " (no daemon is running)"),
             "runs": f"{self.working_runs} working, {self.queued_runs} queued; "
             f"{counted(self.backfills, 'unfinished backfill')}",

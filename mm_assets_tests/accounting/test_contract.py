@@ -387,7 +387,10 @@ def _outvoted(published: dict[str, Published] | None = None, **shards: ShardColu
 
 
 def test_the_few_shards_for_which_a_column_is_json_text_are_named() -> None:
-    told = "column 'x' is JSON text in all shards: int64 in 3 shards, but string in shard 'b'"
+    told = (
+        "column 'x' becomes JSON text in all shards as they are made: "
+        "int64 in 3 shards, but string in shard 'b'"
+    )
     shards = {
         "a": raw(x=1),
         "b": raw(x="1"),
@@ -405,7 +408,8 @@ def test_of_many_such_shards_some_are_named() -> None:
     many = {f"m{number}": raw(x=number) for number in range(9)}
     odd = {f"o{number}": raw(x="1") for number in range(5)} | {"p": raw(x=True)}
     told = (
-        "column 'x' is JSON text in all shards: int64 in 9 shards, but string in shards 'o0', 'o1', 'o2' and "
+        "column 'x' becomes JSON text in all shards as they are made: "
+        "int64 in 9 shards, but string in shards 'o0', 'o1', 'o2' and "
         "2 more; bool in shard 'p'"
     )
     assert _outvoted(**many, **odd) == dict.fromkeys(odd, told)
@@ -421,7 +425,10 @@ def test_a_shard_that_fits_is_not_told_of(odd: ShardColumns) -> None:
 def test_a_column_that_most_shards_need_as_json_text_is_nobody_else_s_doing() -> None:
     assert _outvoted(a=raw(x=[[1]]), b=raw(x=[{}]), c=raw(x=1)) == {}
     assert _outvoted(a=raw(x=1), b=raw(x=2), c=raw(x=[[1]])) == {
-        "c": "column 'x' is JSON text in all shards: int64 in 2 shards, but json in shard 'c'"
+        "c": (
+            "column 'x' becomes JSON text in all shards as they are made: "
+            "int64 in 2 shards, but json in shard 'c'"
+        )
     }
 
 

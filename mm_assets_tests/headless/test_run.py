@@ -155,7 +155,8 @@ def test_shards_that_turn_a_column_into_json_text_are_told_once(tmp_path: Path) 
         year = "1999" if name in "bd" else 1999
         make_tar(tmp_path / "raw" / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "year": year})])
     line = (
-        "column 'year' is JSON text in all shards: int64 in 3 shards, but string in shards 'b', 'd'; "
+        "column 'year' becomes JSON text in all shards as they are made: "
+        "int64 in 3 shards, but string in shards 'b', 'd'; "
         "see docs/accounting.md"
     )
     settings = _settings(tmp_path, str(tmp_path / "raw"))

@@ -120,7 +120,7 @@ def series_of(key: str) -> str:
 Level = Literal["error", "warn", "clear", "test"]
 
 _SENDER = "mm_assets"  # begins each title: inboxes have mails of other systems, too
-_LONGEST = 160  # characters of a name with its reason
+_LONGEST = 320  # characters of a name with its reason
 
 # In chats these call everybody, or become links, pictures and previews that are fetched; text of the data
 # must not, whatever a service takes for text. A space behind them ends it.
@@ -296,7 +296,7 @@ def _count(cause: Cause) -> str:
 
 
 def _figures(cause: Cause) -> list[str]:
-    return [f"{name}: {one_line(value, 2 * _LONGEST)}" for name, value in cause.figures.items()]
+    return [f"{name}: {one_line(value)}" for name, value in cause.figures.items()]
 
 
 def _names(cause: Cause, limit: int = NAMED) -> list[str]:
