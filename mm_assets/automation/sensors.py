@@ -251,8 +251,11 @@ def find_due_shards(context: dg.OpExecutionContext, raw: RawShards) -> None:
         context.log.info("nothing is due")
         return
     due = counted(len(keys), "shard is due", "shards are due")
-    sensors = context.instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
-    if any(each.instigator_name == new_shards.name and not each.is_running for each in sensors):
+    instance = context.instance
+    if instance.schedule_storage is not None and any(
+        each.instigator_name == new_shards.name and not each.is_running
+        for each in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
+    ):
         raise dg.Failure(
             f"{due}, but the sensor new_shards, which launches them, is stopped: start it, then this again",
             allow_retries=False,
