@@ -71,7 +71,8 @@ def test_drift_freshness_and_hanging_reach_a_late_target_though_others_are_down(
 
         shard(raw / "s0.tar", (40, 20))
         run = dev.launch_run("all_assets", {"dagster/partition": "s0"})
-        process = wait_for(lambda: _process_of(dev, run), 60, "the process of the run")
+        wait_for(lambda: dev.run_status(run) == "STARTED", 60, "the run to begin")
+        process = dev.run_process(run)
         os.kill(process, signal.SIGSTOP)
         told("Hangs")
         os.kill(process, signal.SIGCONT)
@@ -86,18 +87,6 @@ def test_drift_freshness_and_hanging_reach_a_late_target_though_others_are_down(
         assert len(broken.attempts) > 1 and len(silent.attempts) > 0
         with dev.instance() as instance:
             assert _outcomes_of_ticks(instance) == {"SKIPPED"}
-
-
-def _process_of(dev: DagsterDev, run: str) -> int | None:
-    """The process that executes a run, once it does."""
-    if dev.run_status(run) != "STARTED":
-        return None
-    with dev.instance() as instance:
-        for entry in instance.all_logs(run, of_type=dg.DagsterEventType.ENGINE_EVENT):
-            pid = entry.get_dagster_event().engine_event_data.metadata.get("pid")
-            if pid is not None:
-                return int(str(pid.value))
-    return None
 
 
 def _outcomes_of_ticks(instance: dg.DagsterInstance) -> set[str]:
