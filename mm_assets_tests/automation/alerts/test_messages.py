@@ -30,7 +30,7 @@ def test_text_of_data_stays_in_its_line() -> None:
     body = alert(Cause(Kind.NOT_LANDED, "curated", origin=RUN, shards=1, names=names), "", NOW).body
     (line,) = (line for line in body.splitlines() if line.startswith("-"))
     assert line.startswith("- a b: line From: me [31mxxx") and line.endswith("x…")
-    assert len(line) == 160
+    assert len(line) == 320
 
 
 def test_names_in_the_data_call_nobody_in_a_chat() -> None:
