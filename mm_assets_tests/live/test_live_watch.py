@@ -71,7 +71,7 @@ def test_drift_freshness_and_hanging_reach_a_late_target_though_others_are_down(
 
         shard(raw / "s0.tar", (40, 20))
         run = dev.launch_run("all_assets", {"dagster/partition": "s0"})
-        wait_for(lambda: dev.run_status(run) == "STARTED", 60, "the run to begin")
+        wait_for(lambda: dev.run_status(run) == "STARTED", 180, "the run to begin")
         process = dev.run_process(run)
         os.kill(process, signal.SIGSTOP)
         told("Hangs")
