@@ -31,7 +31,7 @@ from mm_assets.graph.assets import (
     sample_scores,
     with_settings,
 )
-from mm_assets.graph.dagster_internals import print_from
+from mm_assets.graph.dagster_internals import set_console_level
 from mm_assets.graph.proof import zero_loss_checks
 from mm_assets.graph.raw import raw_gate_checks
 from mm_assets.graph.resources import resources_from_environment
@@ -52,7 +52,7 @@ SHARDED_ASSETS = [
 def build_definitions() -> dg.Definitions:
     """The definitions for the environment as it is now (see `resources_from_environment`)."""
     settings, resources = Settings.load(), resources_from_environment()
-    print_from(settings.log_level)
+    set_console_level(settings.log_level)
     return dg.Definitions(
         assets=[
             raw_shards,

@@ -50,8 +50,8 @@ class SchemaDecision:
         adapted: the shard's columns that are written in another type than its own values require.
         absent: columns of other shards that this one lacks.
         refused: column -> one line why it does not fit.
-        outvoted: column -> one line, where this shard is one of the few for which the column is JSON text in
-            all: it names these, and both types.
+        minority_types: column -> one line, where the column is JSON text in all shards for this one and few
+            others: it names these, and both types.
     """
 
     fields: pa.Schema
@@ -60,7 +60,7 @@ class SchemaDecision:
     adapted: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    outvoted: Mapping[str, str] = field(default_factory=dict)
+    minority_types: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -171,7 +171,7 @@ class ContractColumn:
             f"only JSON text holds both: {_HOW_TO_WIDEN}"
         )
 
-    def outvotes(self, required_type: RequiredType) -> str:
+    def minority_line(self, required_type: RequiredType) -> str:
         """Return one line if the column is JSON text for the few shards of this type and others; else "".
 
         What was published does not count: the surveys tell what each shard has now.
@@ -277,7 +277,7 @@ class SchemaContract:
             },
             tuple(name for name in self.columns if name not in required),
             refused,
-            {c.name: line for c in admitted if (line := c.outvotes(required[c.name]))},
+            {c.name: line for c in admitted if (line := c.minority_line(required[c.name]))},
         )
 
     def describe(self) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Backfills that are launched without a click; what is made, and what automation will do next.
 
 * `DueBackfills` is the one way in which sensor and schedule have shards made.
-* `Look` finds the `Status` of all shards, for the command ``status`` and the overview, and the `Outlook`. It
-  changes nothing, asks the database a few questions an asset, and reads one file of the storage.
+* `StatusFinder` finds the `Status` of all shards, for the command ``status`` and the overview, and the
+  `Outlook`. It changes nothing, asks the database a few questions an asset, and reads one file.
 
 Dagster 1.13.27 lets only its UI launch a backfill by documented means: `PartitionBackfill` and `add_backfill`
 are what the UI's own mutation calls. Canary: `mm_assets_tests/automation/test_backfills.py`.
@@ -142,10 +142,8 @@ def unfinished_partitions(
                 continue
             try:
                 target = backfill.get_asset_backfill_data(asset_graph).target_subset
-            except (
-                DagsterDefinitionChangedDeserializationError
-            ):  # its partitions are no longer what they were
-                continue
+            except DagsterDefinitionChangedDeserializationError:
+                continue  # of partitions that are no longer what they were
             for asset, subset in target.partitions_subsets_by_asset_key.items():
                 found.setdefault(asset, set()).update(subset.get_partition_keys())
     return found
@@ -318,8 +316,8 @@ class Outlook:
         }
 
 
-class Look:
-    """A look at all shards as they are now.
+class StatusFinder:
+    """Finder of what is made of all shards now, and of what comes next; it changes nothing.
 
     Args:
         root: storage root.

@@ -146,6 +146,7 @@ class DueShards:
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
 _PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
 _OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
+_Events = SqlEventLogStorageTable.c
 
 
 class EventId(NamedTuple):
@@ -166,32 +167,34 @@ def latest_events(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType
 ) -> dict[str, EventId]:
     """Return the latest event of a kind by partition, for all partitions that have one."""
-    storage = _storage(instance)
-    latest = storage._latest_event_ids_by_partition_subquery(asset, [kind])
-    table = SqlEventLogStorageTable.c
-    query = db.select(latest.c.partition, table.id, table.run_id).where(table.id == latest.c.id)
-    with storage.index_connection() as connection:
-        return {key: EventId(id_, run) for key, id_, run in connection.execute(query).fetchall()}
+    rows = _latest_rows(instance, asset, kind, _Events.id, _Events.run_id)
+    return {key: EventId(id_, run) for key, id_, run in rows}
 
 
 def latest_times(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType
 ) -> dict[str, float]:
     """Return the time of the latest event of a kind by partition, in seconds since 1970."""
+    rows = _latest_rows(instance, asset, kind, _Events.timestamp)
+    return {key: at.replace(tzinfo=UTC).timestamp() for key, at in rows}
+
+
+def _latest_rows(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, *columns: Any
+) -> Sequence[Any]:
+    """Return these columns of the latest event of a kind, behind its partition."""
     storage = _storage(instance)
     latest = storage._latest_event_ids_by_partition_subquery(asset, [kind])
-    table = SqlEventLogStorageTable.c
-    query = db.select(latest.c.partition, table.timestamp).where(table.id == latest.c.id)
+    query = db.select(latest.c.partition, *columns).where(_Events.id == latest.c.id)
     with storage.index_connection() as connection:
-        rows = connection.execute(query).fetchall()
-    return {key: at.replace(tzinfo=UTC).timestamp() for key, at in rows}
+        return connection.execute(query).fetchall()
 
 
 def first_attempts(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, int]:
     """Return, by partition, the first plan to make it since it was last made; none if there was none."""
     storage = _storage(instance)
     made = storage._latest_event_ids_by_partition_subquery(asset, [_MATERIALIZED])
-    table = SqlEventLogStorageTable.c
+    table = _Events
     query = (
         db.select(table.partition, db.func.min(table.id))
         .select_from(SqlEventLogStorageTable.outerjoin(made, made.c.partition == table.partition))

@@ -37,7 +37,7 @@ from mm_assets.automation.backfills import (
     LOOK_AGAIN_SECONDS,
     STARTED_BY,
     DueBackfills,
-    Look,
+    StatusFinder,
     cursor_of,
     digest_of,
     digests_in,
@@ -99,7 +99,7 @@ def overview_sensor(
     cursor = json.dumps({"state": state, "time": time.time()})
     repository, status = context.repository_def, None
     if repository is not None:
-        status = Look(context.instance, repository.asset_graph, maintained.root, raw).status()
+        status = StatusFinder(context.instance, repository.asset_graph, maintained.root, raw).status()
     made = overview_event(context.instance, maintained.root, status)
     if made is None:
         context.update_cursor(cursor)

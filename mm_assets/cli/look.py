@@ -481,9 +481,9 @@ def run_status(options: argparse.Namespace) -> int:
     from mm_assets.headless.instance import home_in_force, watch_for_interrupts
 
     watch_for_interrupts()
-    from mm_assets.headless.run import look
+    from mm_assets.headless.run import find_status
 
-    status, outlook = look()
+    status, outlook = find_status()
     if options.is_json:
         places = {"storage": absolute_root(Settings.load().storage), "home": str(home_in_force())}
         print(json.dumps({**places, **asdict(status), "next": asdict(outlook)}, indent=2))

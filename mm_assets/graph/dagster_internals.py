@@ -18,7 +18,8 @@ upgrade of Dagster. They tell which of these no longer holds:
   of several rows of a check the one inserted last counts, and a planned row that is never filled in reads
   "Failed" once its run has failed (`withdraw_planned`);
 * the asset layer of the running job names the checks that are part of this run;
-* a run whose configuration names no logger asks `context_creation_job.default_system_loggers` (`print_from`).
+* a run whose configuration names no logger asks `context_creation_job.default_system_loggers`
+  (`set_console_level`).
 
 `SeenCodeVersions` keeps, in the key-value store of the instance, which code version of each asset was seen
 last, and since when; and the settings that a version stands for, to tell people what has changed. What was
@@ -105,7 +106,7 @@ class Latest:
         return str(self.metadata.get(URI, ""))
 
 
-def print_from(level: str) -> None:
+def set_console_level(level: str) -> None:
     """Have runs print what is of this level or above; Dagster's own is DEBUG. The event log has all of it.
 
     A logger of the code location would need naming in the configuration of each run, and ``python_log_level``
@@ -380,7 +381,7 @@ def _latest_events(
     return found
 
 
-class ToldEvent(NamedTuple):
+class LoggedEvent(NamedTuple):
     """A materialization or observation of a partition as its row has it; ``entries`` are its metadata."""
 
     storage_id: int
@@ -391,7 +392,7 @@ class ToldEvent(NamedTuple):
     entries: Sequence[Mapping[str, Any]]
 
 
-def read_events(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> Iterator[ToldEvent]:
+def read_events(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> Iterator[LoggedEvent]:
     """Yield these materializations and observations of partitions.
 
     Their rows are read as JSON: to make objects of everything in them would cost ten times as much.
@@ -409,7 +410,7 @@ def read_events(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> Ite
                 for name, value in entry["dagster_event"]["event_specific_data"].items()
                 if name in ("materialization", "asset_observation")
             )
-            yield ToldEvent(
+            yield LoggedEvent(
                 storage_id,
                 partition,
                 run_id,

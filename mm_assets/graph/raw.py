@@ -190,7 +190,7 @@ UNIQUE_SAMPLE_IDS = "unique_sample_ids"
 CONTENT_TAKEN = "content_taken"
 COLUMNS = "columns"  # in its metadata: `untaken`
 SCHEMA_CONTRACT = "schema_contract"
-OUTVOTED = "outvoted"  # in its metadata, by column
+MINORITY_TYPES = "minority_types"  # in its metadata, by column
 _MEND_TYPES = (
     "If the values are wrong, mend the raw shards that are named. A published column stays JSON text until "
     "all shards are made anew: remove ledger/accounts/curated_parquet, and run `mm-assets run`."
@@ -410,16 +410,16 @@ def schema_contract(decision: SchemaDecision) -> Check:
 
     A shard that fits none fails. One of a few for which a column is JSON text in all is warned of.
     """
-    lines = [*decision.refused.values(), *decision.outvoted.values()]
+    lines = [*decision.refused.values(), *decision.minority_types.values()]
     metadata = {
         "added": {"json": list(decision.added)},
         "promoted": {"json": dict(decision.promoted)},
         "adapted": {"json": dict(decision.adapted)},
         "absent": {"json": list(decision.absent)},
         "refused": {"json": dict(decision.refused)},
-        OUTVOTED: {"json": dict(decision.outvoted)},
+        MINORITY_TYPES: {"json": dict(decision.minority_types)},
         "summary": "; ".join(lines),
-        **({"what_to_do": _MEND_TYPES} if decision.outvoted else {}),
+        **({"what_to_do": _MEND_TYPES} if decision.minority_types else {}),
     }
     return Check(SCHEMA_CONTRACT, not lines, "ERROR" if decision.refused else "WARN", metadata)
 

@@ -262,7 +262,7 @@ class _Server:
     has_ended: bool = False
 
     def start(self, life: int) -> None:
-        code = f"from mm_assets.headless.instance import be_server; be_server({life})"
+        code = f"from mm_assets.headless.instance import run_server; run_server({life})"
         command = [sys.executable, "-c", code, *self.command]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[life], process_group=0)
         self.groups += (self.process.pid,)
@@ -386,7 +386,7 @@ def _send(group: int, number: int) -> bool:
     return False
 
 
-def be_server(life: int) -> None:
+def run_server(life: int) -> None:
     """Be the program that the arguments name, until the process with the other end of a pipe is gone."""
 
     def end_with_parent() -> None:
@@ -395,10 +395,10 @@ def be_server(life: int) -> None:
 
     os.set_inheritable(life, False)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    _be_program()
+    _run_program()
 
 
-def _be_program() -> None:
+def _run_program() -> None:
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
@@ -413,4 +413,4 @@ if __name__ == "__main__":
     # ``dagster api grpc`` of a deployment. Asked to end, it would wait for its runs, and for calls that hang,
     # as on a store that does not answer. Runs that are killed with it are found lost, and launched again.
     signal.signal(signal.SIGINT, _end_with_runs)  # Dagster takes it for SIGTERM, too
-    _be_program()
+    _run_program()

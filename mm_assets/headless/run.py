@@ -1,6 +1,6 @@
 """The headless run: raw shards through the graph, without a browser or a daemon.
 
-* `run_graph` makes what is asked for, `prove` reads every output again, `look` changes nothing.
+* `run_graph` makes what is asked for, `prove` reads every output again, `find_status` changes nothing.
 * `RunProgress`: shards, samples a second and time left on a terminal, for each asset.
 """
 
@@ -18,7 +18,7 @@ from uuid import uuid4
 import dagster as dg
 
 from mm_assets.accounting.record import BY_ASSET
-from mm_assets.automation.backfills import STARTED_BY, Look, Outlook
+from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.raw_shards import Listing
@@ -200,7 +200,7 @@ def prove(shards: Sequence[str] = ()) -> int:
         return 0 if summary.has_succeeded and summary.is_proven else 1
 
 
-def look() -> tuple[Status, Outlook]:
+def find_status() -> tuple[Status, Outlook]:
     """Return what is made of all raw shards, and what automation will do next."""
     settings, resources = Settings.load(), resources_from_environment()
     home = home_in_force()
@@ -210,7 +210,7 @@ def look() -> tuple[Status, Outlook]:
     try:
         with open_instance(home, changes_nothing=True) as instance:
             graph, root = definitions.resolve_asset_graph(), resources["maintained"].root
-            found = Look(instance, graph, root, resources["raw"])
+            found = StatusFinder(instance, graph, root, resources["raw"])
             return found.status(), found.outlook(schedules(settings), settings.automation)
     finally:
         gc.enable()

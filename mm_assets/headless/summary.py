@@ -29,7 +29,7 @@ from mm_assets.graph.raw import (
     COLUMNS,
     CONTENT_TAKEN,
     GATE_CHECKS,
-    OUTVOTED,
+    MINORITY_TYPES,
     RAW_SHARDS,
     SCHEMA_CONTRACT,
 )
@@ -257,7 +257,7 @@ class RunSummary:
         self._losses: dict[str, str] = {}  # what each shard lost, in words
         self._untaken: dict[str, Any] = {}  # of each shard, columns that look like what was not taken
         self._odd: set[str] = set()  # shards that make a column JSON text in all
-        self._outvoted: dict[str, Any] = {}  # one line on each such column
+        self._minority_types: dict[str, Any] = {}  # one line on each such column
         self._left_out: dict[str, Any] = {}  # of each shard, members that macOS or tar had added
         self._of_nothing: list[str] = []  # shards that hold no samples
         self._max_loss = max_loss
@@ -296,9 +296,9 @@ class RunSummary:
             if evaluation.check_name == CONTENT_TAKEN:
                 self._untaken[evaluation.partition] = evaluation.metadata[COLUMNS].value
             if evaluation.check_name == SCHEMA_CONTRACT:
-                outvoted = _plain(evaluation.metadata)[OUTVOTED]
-                self._outvoted |= outvoted
-                self._odd |= {evaluation.partition} if outvoted else set()
+                minority_types = _plain(evaluation.metadata)[MINORITY_TYPES]
+                self._minority_types |= minority_types
+                self._odd |= {evaluation.partition} if minority_types else set()
             if evaluation.check_name == ZERO_LOSS:
                 self._proofs[evaluation.partition, asset] = evaluation.passed
                 if not evaluation.passed and asset in self._expected:
@@ -333,7 +333,7 @@ class RunSummary:
                     self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
                 elif _is_of_all(evaluation):
                     self._failed_checks += key not in self._odd
-                    self._outvoted = _plain(evaluation.metadata)[OUTVOTED] | self._outvoted
+                    self._minority_types = _plain(evaluation.metadata)[MINORITY_TYPES] | self._minority_types
                 elif (key, told := f"{_OF_RAW}{name}") not in known:
                     self._failed_checks += 1
                     standing.shards[key].note(told, _plain(evaluation.metadata))
@@ -386,7 +386,7 @@ class RunSummary:
             *empty_shards_lines(sorted(self._of_nothing), of),
             *untaken_lines(self._untaken.values(), len(self._keys)),
             *left_out_lines(sum(found["count"] for found in left_out), first),
-            *(f"{line}; see docs/accounting.md" for line in self._outvoted.values()),
+            *(f"{line}; see docs/accounting.md" for line in self._minority_types.values()),
         ):
             print(line)
         if self._lines:

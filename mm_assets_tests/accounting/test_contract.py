@@ -379,11 +379,11 @@ def test_declared_columns_survive_in_the_admitted_types(arrays: list[pa.Array]) 
             assert repr(json_codec.encode(back, own)) == repr(json_codec.encode(array, own))
 
 
-def _outvoted(published: dict[str, Published] | None = None, **shards: ShardColumns) -> dict[str, str]:
+def _minority(published: dict[str, Published] | None = None, **shards: ShardColumns) -> dict[str, str]:
     """What is told of column ``x``, by shard."""
     contract = SchemaContract.derive(shards, published or {})
     decisions = {name: contract.admit(name, columns) for name, columns in shards.items()}
-    return {name: found.outvoted["x"] for name, found in decisions.items() if found.outvoted}
+    return {name: found.minority_types["x"] for name, found in decisions.items() if found.minority_types}
 
 
 def test_the_few_shards_for_which_a_column_is_json_text_are_named() -> None:
@@ -399,9 +399,9 @@ def test_the_few_shards_for_which_a_column_is_json_text_are_named() -> None:
         "e": raw(),
         "f": raw(x=None),
     }
-    assert _outvoted(**shards) == {"b": told}
+    assert _minority(**shards) == {"b": told}
     text = {name: landed(columns, x=JSON) for name, columns in shards.items()}
-    assert _outvoted(text, **shards) == {"b": told}, "also of published shards: the surveys still tell"
+    assert _minority(text, **shards) == {"b": told}, "also of published shards: the surveys still tell"
 
 
 def test_of_many_such_shards_some_are_named() -> None:
@@ -412,19 +412,25 @@ def test_of_many_such_shards_some_are_named() -> None:
         "int64 in 9 shards, but string in shards 'o0', 'o1', 'o2' and "
         "2 more; bool in shard 'p'"
     )
-    assert _outvoted(**many, **odd) == dict.fromkeys(odd, told)
+    assert _minority(**many, **odd) == dict.fromkeys(odd, told)
+
+
+def test_without_a_majority_no_shard_is_odd() -> None:
+    assert _minority(a=raw(x=1), b=raw(x=2), c=raw(x="1"), d=raw(x="2")) == {}
+    structs = {f"s{n}": raw(x=[[{f"k{m}": 1 for m in range(n + 1)}]]) for n in range(3)}
+    assert _minority(a=raw(x=1), **structs, b=raw(x="1")) == {}
 
 
 @pytest.mark.parametrize(
     "odd", [raw(x=1), raw(x=None), raw(x=1.5), raw()], ids=["alike", "null", "wider", "absent"]
 )
 def test_a_shard_that_fits_is_not_told_of(odd: ShardColumns) -> None:
-    assert _outvoted(a=raw(x=1), b=raw(x=2), c=odd) == {}
+    assert _minority(a=raw(x=1), b=raw(x=2), c=odd) == {}
 
 
 def test_a_column_that_most_shards_need_as_json_text_is_nobody_else_s_doing() -> None:
-    assert _outvoted(a=raw(x=[[1]]), b=raw(x=[{}]), c=raw(x=1)) == {}
-    assert _outvoted(a=raw(x=1), b=raw(x=2), c=raw(x=[[1]])) == {
+    assert _minority(a=raw(x=[[1]]), b=raw(x=[{}]), c=raw(x=1)) == {}
+    assert _minority(a=raw(x=1), b=raw(x=2), c=raw(x=[[1]])) == {
         "c": (
             "column 'x' becomes JSON text in all shards as they are made: "
             "int64 in 2 shards, but json in shard 'c'"
@@ -434,4 +440,4 @@ def test_a_column_that_most_shards_need_as_json_text_is_nobody_else_s_doing() ->
 
 def test_a_mended_shard_is_not_told_of_although_the_column_stays() -> None:
     shards = {"a": raw(x=1), "b": raw(x=2)}
-    assert _outvoted({name: landed(columns, x=JSON) for name, columns in shards.items()}, **shards) == {}
+    assert _minority({name: landed(columns, x=JSON) for name, columns in shards.items()}, **shards) == {}

@@ -1,11 +1,15 @@
 """The job `refresh`: backfills of what is missing, failed or stale, and of nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import dagster as dg
 import pytest
 
 from mm_assets.automation import backfills
 from mm_assets.automation.backfills import WHY, DueBackfills
+from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
 
@@ -33,6 +37,34 @@ def test_of_what_is_up_to_date_nothing_is_made(operated: Operated) -> None:
     assert operated.run_job("refresh")
     operated.tick(name="new_shards")
     assert operated.backfills() == []
+
+
+def test_it_fails_where_the_sensor_that_launches_is_stopped(operated: Operated) -> None:
+    """Else it would find shards each night, and nobody would make them."""
+    with dg.instance_for_test() as instance:  # one that keeps what sensors do
+        stopping = replace(operated, instance=instance)
+        stopping.tick(name="new_shards")
+        Writer(instance).stopped("new_shards")
+        assert not stopping.run_job("refresh")
+        assert stopping.tick(name="new_shards") == "4 raw shards are known"
+        assert stopping.backfills() == []
+
+
+def test_a_newer_find_is_not_forgotten(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    operated.tick(name="new_shards")
+    assert operated.run_job("refresh")
+    find = DueBackfills.find
+
+    def found_again(*arguments: Any) -> DueBackfills:
+        backfills.note_found(operated.instance, find(*arguments))
+        return find(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DueBackfills, "find", found_again)
+        operated.tick(name="new_shards")
+    operated.finish_backfills()  # before it made anything
+    operated.tick(name="new_shards")
+    assert len(operated.backfills()) == 2
 
 
 def test_its_run_ends_before_what_it_found_is_launched(

@@ -124,6 +124,13 @@ class Writer:
             DagsterEvent(DagsterEventType.RUN_CANCELED.value, self.job, message="cancelled"), run_id
         )
 
+    def stopped(self, sensor: str) -> None:
+        """Have somebody stop a sensor in the UI."""
+        stopped = InstigatorStatus.STOPPED
+        self.instance.add_instigator_state(
+            InstigatorState(_origin(sensor), InstigatorType.SENSOR, stopped, SensorInstigatorData())
+        )
+
     def ticked(self, sensor: str, error: str | None) -> None:
         """Add a tick of a running sensor that has ended, well or with an error."""
         origin = _origin(sensor)

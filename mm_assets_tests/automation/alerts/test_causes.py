@@ -490,28 +490,6 @@ def test_assets_are_fresh_for_as_long_as_the_setting_says(alerts: Alerts) -> Non
     assert "- curated: last materialized 36.0 hours ago" in lines
 
 
-def test_a_retry_that_somebody_cancels_mends_nothing(alerts: Alerts) -> None:
-    (key,) = alerts.shards(1)
-    writer = alerts.writer()
-    first = writer.begin_run()
-    writer.planned(first, "curated", key)
-    writer.failed(first, "curated", key, "a bad one")
-    writer.fail_step(first, "curated_landed")
-    writer.end_run(first, False)
-    assert alerts.titles() == ["1 shard of curated did not land in run"]
-    for _ in range(2):
-        again = writer.begin_run()
-        writer.planned(again, "curated", key)
-        assert alerts.titles() == []
-        writer.cancel_run(again)
-        assert alerts.titles() == []
-    last = writer.begin_run()
-    writer.planned(last, "curated", key)
-    writer.materialized(last, "curated", key)
-    writer.end_run(last, True)
-    assert alerts.titles() == ["all clear: 1 shard of curated did not land in run"]
-
-
 def test_what_is_still_broken_is_told_again_though_nothing_happens(alerts: Alerts) -> None:
     keys = alerts.shards(2)
     writer = alerts.writer()

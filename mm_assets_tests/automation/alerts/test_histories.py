@@ -1,4 +1,6 @@
-"""Random histories of attempts on shards: each that is broken is told once, and clear once it has landed."""
+"""Histories of attempts on shards, random ones and one with cancelled retries: each that is broken is told
+once, and clear once it has landed.
+"""
 
 from __future__ import annotations
 
@@ -120,3 +122,25 @@ def test_each_broken_shard_is_told_once_and_is_clear_once(alerts: Alerts, seed: 
     assert State.load(alerts.instance, 0.0).incidents.open == {}
     titles = [message["title"] for message in alerts.hook.received]
     assert not titles or "all clear" in titles[-1]
+
+
+def test_a_retry_that_somebody_cancels_mends_nothing(alerts: Alerts) -> None:
+    (key,) = alerts.shards(1)
+    writer = alerts.writer()
+    first = writer.begin_run()
+    writer.planned(first, "curated", key)
+    writer.failed(first, "curated", key, "a bad one")
+    writer.fail_step(first, "curated_landed")
+    writer.end_run(first, False)
+    assert alerts.titles() == ["1 shard of curated did not land in run"]
+    for _ in range(2):
+        again = writer.begin_run()
+        writer.planned(again, "curated", key)
+        assert alerts.titles() == []
+        writer.cancel_run(again)
+        assert alerts.titles() == []
+    last = writer.begin_run()
+    writer.planned(last, "curated", key)
+    writer.materialized(last, "curated", key)
+    writer.end_run(last, True)
+    assert alerts.titles() == ["all clear: 1 shard of curated did not land in run"]

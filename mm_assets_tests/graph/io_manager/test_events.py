@@ -69,7 +69,7 @@ def test_runs_print_from_a_level_and_log_everything(
 ) -> None:
     name = "default_system_loggers"
     monkeypatch.setattr(context_creation_job, name, getattr(context_creation_job, name))
-    dagster_internals.print_from(level)
+    dagster_internals.set_console_level(level)
     result = run_probe(instance, KEYS[:1])
     assert (" - DEBUG - " in capfd.readouterr().err) == prints
     assert any(entry.level == logging.DEBUG for entry in instance.all_logs(result.run_id))
