@@ -267,7 +267,7 @@ def _outputs_of(body: Body, checks: tuple[ShardCheck, ...]) -> Callable[..., Ite
     return outputs
 
 
-_LISTED = 100  # shards that have not landed: each run lists them again
+_NAMED, _LISTED = 20, 100  # shards that have not landed, in words and in all: each run lists them again
 
 
 def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
@@ -290,17 +290,19 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
             bad = sorted(dagster_internals.attempts_without_result(context.instance, asset, of_run, run_ids))
         else:  # launched on its own: all shards of the asset
             of_run, bad = every, sorted(missing)
-        missing.update(bad)
+        listed = sorted(missing.union(bad))
+        more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
         metadata = metadata_values(
             {
-                "shards": {"json": sorted(missing)[:_LISTED]},
-                "failed": len(missing),
+                "summary": ", ".join(listed[:_NAMED]) + more,
+                "shards": {"json": listed[:_LISTED]},
+                "failed": len(listed),
                 "of": len(every | of_run),
                 FAILED_HERE: {"json": bad},
             }
         )
         severity = dg.AssetCheckSeverity.ERROR if policy == STRICT else dg.AssetCheckSeverity.WARN
-        yield dg.AssetCheckResult(passed=not missing, severity=severity, metadata=metadata)
+        yield dg.AssetCheckResult(passed=not listed, severity=severity, metadata=metadata)
         if bad:
             text = (
                 f"{len(bad)} of {counted(len(of_run), 'shard')} of {asset.to_user_string()} did not land: "

@@ -125,6 +125,7 @@ def test_landed_tells_which_shards_are_missing(ran: Ran) -> None:
     ]
     (evaluation,) = landed
     assert evaluation.metadata["shards"] == dg.MetadataValue.json(BAD)
+    assert evaluation.metadata["summary"] == dg.MetadataValue.text("k03, k07, k08")
     assert (
         "3 of 12 shards of curated did not land: k03, k07, k08" in deployment.failures(run)["curated_landed"]
     )
