@@ -11,7 +11,7 @@ from benchmarks.measuring import Work
 from benchmarks.routes import MAX_ASPECT_RATIO, MIN_ASPECT_RATIO, PER_IMAGE_FIELDS
 
 if TYPE_CHECKING:  # imports are part of a task's preparation
-    from mm_assets.formats.conversion import Conversion
+    from mm_assets.formats.registry import Conversion
     from mm_assets.formats.reports import PartitionReport
     from mm_assets.formats.writer import InterleavedWriter
     from mm_assets.model.samples import Step
@@ -52,9 +52,14 @@ def plan(
     """The conversions of all files."""
     from mm_assets.filters.readable import ReadableImages
     from mm_assets.filters.registry import AspectRatioFilter
-    from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, plan_conversions
     from mm_assets.formats.partitions import root_of_locations
-    from mm_assets.formats.registry import SUFFIXES, reader_for, writer_for
+    from mm_assets.formats.registry import (
+        DEFAULT_BATCH_BYTES,
+        SUFFIXES,
+        plan_conversions,
+        reader_for,
+        writer_for,
+    )
 
     root = root_of_locations(files, SUFFIXES)
     arguments: dict[str, Any] = {"max_batch_bytes": DEFAULT_BATCH_BYTES, "roots": [root], "materialize": True}

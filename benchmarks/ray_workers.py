@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 def prepare(address: str, processes: int, files: Sequence[str], warm_up: Sequence[str], output: str) -> Work:
     """Make a pool, of Ray tasks if there is an address, and warm all its workers up."""
-    from mm_assets.formats.conversion import Conversion
+    from mm_assets.formats.registry import Conversion
     from mm_assets.pool.ray import RayPool
     from mm_assets.pool.workers import WorkerFailure, WorkerPool
 

@@ -72,7 +72,7 @@ def prepare(
     source: str, target: str, files: Sequence[str], output: str, warm_up: Sequence[str], processes: int
 ) -> Work:
     """Convert files in a pool of worker processes that have imported all they need, on two cores."""
-    from mm_assets.formats.conversion import Conversion
+    from mm_assets.formats.registry import Conversion
     from mm_assets.formats.reports import PartitionReport
     from mm_assets.pool.workers import WorkerFailure, WorkerPool
 

@@ -44,8 +44,8 @@ from mm_assets.terminal import fail
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mm_assets.formats.conversion import Conversion
     from mm_assets.formats.partitions import Partition
+    from mm_assets.formats.registry import Conversion
     from mm_assets.formats.reports import WriteReport
     from mm_assets.formats.writer import ExistingPartitions, InterleavedWriter, PartitionReport
     from mm_assets.model.losses import Loss
@@ -377,8 +377,7 @@ def run_convert(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from mm_assets.formats.conversion import plan_conversions
-    from mm_assets.formats.registry import other_formats
+    from mm_assets.formats.registry import other_formats, plan_conversions
     from mm_assets.formats.reports import PartitionsRefused
     from mm_assets.formats.writer import ExistingPartitions, PartitionReport, WriteReport
     from mm_assets.model.errors import warn_user
@@ -457,10 +456,15 @@ def _named(conversion: Any, message: str) -> str:
 
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.filters.readable import ReadableImages
-    from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
     from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.raw_shards import location_of
-    from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
+    from mm_assets.formats.registry import (
+        DEFAULT_BATCH_BYTES,
+        SUFFIXES,
+        detect_format,
+        reader_for,
+        writer_for,
+    )
     from mm_assets.storage.files import is_remote
 
     source = location_of(options.src)

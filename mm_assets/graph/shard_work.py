@@ -26,12 +26,11 @@ from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof
 from mm_assets.accounting.survey import ShardSurvey, layout_digest, survey_shard
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
 from mm_assets.formats.names import format_of
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.formats.registry import writer_for
+from mm_assets.formats.registry import DEFAULT_BATCH_BYTES, Conversion, writer_for
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS
 from mm_assets.formats.tar.index import TarDamage
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader

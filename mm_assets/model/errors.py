@@ -262,6 +262,15 @@ def lost_frame(member: str, frame: int, error: Exception) -> Fault:
     return Fault(UNDECODABLE_IMAGE, f"failed to extract frame {frame} from {member!r}: {error}")
 
 
+def surplus_reference(member: str, frame: int, frames: int, references: int) -> Fault:
+    """Return the fault of an item whose frame does not exist."""
+    return Fault(
+        DANGLING_REFERENCE,
+        f"dangling reference: frame {frame} of {member!r}: "
+        f"it has {frames} frames for {references} references",
+    )
+
+
 def unreadable_image(error: Exception) -> Fault:
     """Return the fault of an item whose bytes are no readable image."""
     return Fault(UNDECODABLE_IMAGE, f"unreadable image: {error}")

@@ -394,7 +394,7 @@ def _work(message: bytes, paths: Mapping[str, str], starts: Any, attempt: str) -
         The pickled result, or what went wrong, and what was printed to stderr; None, and the folder that this
         node does not see.
     """
-    from mm_assets.formats.conversion import FreeMemory
+    from mm_assets.formats.registry import FreeMemory
     from mm_assets.model.errors import show_warnings_as_lines
 
     if (folder := missing_folder(paths)) is not None:

@@ -26,10 +26,10 @@ from queue import SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
-from mm_assets.formats.conversion import FreeMemory
+from mm_assets.formats.registry import FreeMemory
+from mm_assets.formats.tar.spool import KeptCopies, keep_copies
 from mm_assets.model.errors import show_warnings_as_lines
 from mm_assets.pool import WORKER_ENVIRONMENT
-from mm_assets.storage.downloads import KeptCopies, keep_copies
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.stores import StoreTable, use_stores
 

@@ -29,6 +29,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from mm_assets.formats.tar.spool import KeptCopies
 from mm_assets.model.errors import MmAssetsError, warning_line, write_line
 from mm_assets.pool.worker_process import (
     TAKEN,
@@ -41,7 +42,6 @@ from mm_assets.pool.worker_process import (
     took_too_long,
 )
 from mm_assets.pool.worker_process import start as _start
-from mm_assets.storage.downloads import KeptCopies
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.stores import stores
 from mm_assets.storage.temporary import TemporaryFolder

@@ -17,8 +17,8 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from mm_assets.demo import make_shards
 from mm_assets.formats.raw_shards import RawReader
-from mm_assets.storage import downloads
-from mm_assets.storage.downloads import Download, KeptCopies, keep_copies
+from mm_assets.formats.tar import spool
+from mm_assets.formats.tar.spool import Download, KeptCopies, keep_copies
 from mm_assets.storage.temporary import TemporaryFolder
 
 
@@ -124,7 +124,7 @@ def test_a_full_disk_is_named(
 ) -> None:
     (tmp_path / "a").write_bytes(b"some bytes")
     folder = keep(1 << 20)
-    monkeypatch.setattr(downloads.os, "fdopen", lambda *_, **__: io.FileIO("/dev/full", "wb"))
+    monkeypatch.setattr(spool.os, "fdopen", lambda *_, **__: io.FileIO("/dev/full", "wb"))
     with pytest.raises(OSError, match="No space left") as raised:
         read(f"counting://{tmp_path}/a")
     assert raised.value.__notes__ == [f"at the folder {tempfile.gettempdir()} for temporary files (TMPDIR)"]

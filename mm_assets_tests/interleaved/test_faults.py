@@ -224,7 +224,7 @@ def test_an_image_beyond_the_limit_is_an_error_row_that_locates_it(
     members = {name: data for name, data in LARGE if isinstance(data, bytes)}
     shard = make_tar(tmp_path / "x.tar", LARGE)
     monkeypatch.setattr(
-        "mm_assets.formats.webdataset.blobs.plan_sound_frames", lambda data: pytest.fail("was read")
+        "mm_assets.formats.webdataset.reader.plan_sound_frames", lambda data: pytest.fail("was read")
     )
     (batch,) = InterleavedWebdatasetReader(str(shard), max_member_bytes=limit, **options)
     rows = [row for row in batch.data.to_pylist() if row["modality"] == "image"]

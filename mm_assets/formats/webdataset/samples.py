@@ -26,8 +26,7 @@ from mm_assets.formats.tar.scan import (
     scan,
     scan_tolerant,
 )
-from mm_assets.formats.tar.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.blobs import surplus_reference
+from mm_assets.formats.tar.spool import Download, local_tar, unpacked_limit
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_pairs, member_ref
 from mm_assets.formats.webdataset.layout import (
     LEFT_OUT,
@@ -57,11 +56,11 @@ from mm_assets.model.errors import (
     Fault,
     ImageError,
     lost_frame,
+    surplus_reference,
 )
 from mm_assets.model.losses import Loss
 from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import METADATA_POSITION
-from mm_assets.storage.downloads import Download
 from mm_assets.storage.files import StorageOptions, is_remote, local_path, size_of
 
 _LONGEST_REASON = 2000  # characters

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from mm_assets.accounting.contract import SchemaContract
 from mm_assets.accounting.survey import ShardSurvey, is_same_type, merge_files, passthrough
-from mm_assets.formats.conversion import plan_conversions
-from mm_assets.formats.registry import FORMATS, writer_for
+from mm_assets.formats.registry import FORMATS, plan_conversions, writer_for
 from mm_assets.formats.webdataset.rows import MISFITS
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.filters.readable import ReadableImages
-from mm_assets.formats.conversion import Conversion
+from mm_assets.formats.registry import Conversion
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedParquetWriter, InterleavedWebdatasetReader
 from mm_assets.model.errors import FAULTS, fault_of

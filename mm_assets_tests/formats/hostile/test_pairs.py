@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 
-from mm_assets.formats.conversion import plan_conversions
-from mm_assets.formats.registry import reader_for, writer_for
+from mm_assets.formats.registry import plan_conversions, reader_for, writer_for
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model import json_codec

@@ -9,8 +9,10 @@ import pytest
 
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.tar.scan import scan
-from mm_assets.formats.webdataset import blobs
+from mm_assets.formats.webdataset import reader
+from mm_assets.formats.webdataset.reader import BlobBuilder
 from mm_assets.formats.webdataset.rows import ResolvedContent, Row
+from mm_assets.model.errors import surplus_reference
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -25,7 +27,7 @@ def test_values_lie_one_behind_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: int | None
 ) -> None:
     if expected is not None:
-        monkeypatch.setattr(blobs, "_expected_bytes", lambda rows: expected)
+        monkeypatch.setattr(reader, "_expected_bytes", lambda rows: expected)
     tar = make_tar(
         tmp_path / "x.tar",
         [("p.png", PNG), ("pages.tiff", PAGES), ("other.tiff", OTHER), ("single.tiff", SINGLE)],
@@ -45,7 +47,7 @@ def test_values_lie_one_behind_the_other(
         ]
         rows = [Row(position, "image", content=content) for position, content in enumerate(contents)]
         rows.insert(2, Row(9, "image", binary=b"of the json"))
-        builder = blobs.BlobBuilder(descriptor, "x.tar")
+        builder = BlobBuilder(descriptor, "x.tar")
         values = builder.build(rows).to_pylist()
     finally:
         os.close(descriptor)
@@ -61,7 +63,7 @@ def test_values_lie_one_behind_the_other(
         None,
         "image/png",
     ]
-    assert [row.error for row in rows if row.error] == [blobs.surplus_reference("pages.tiff", 3, 3, 4)]
+    assert [row.error for row in rows if row.error] == [surplus_reference("pages.tiff", 3, 3, 4)]
     assert {name: (frames, references) for name, (_, frames, references) in builder.frames.items()} == {
         "pages.tiff": (3, 4),
         "other.tiff": (2, 2),
@@ -70,5 +72,5 @@ def test_values_lie_one_behind_the_other(
 
 
 def test_no_rows(tmp_path: Path) -> None:
-    assert blobs.BlobBuilder(-1, "x.tar").build([]).to_pylist() == []
-    assert blobs.BlobBuilder(-1, "x.tar").build([Row(0, "text")]).to_pylist() == [None]
+    assert BlobBuilder(-1, "x.tar").build([]).to_pylist() == []
+    assert BlobBuilder(-1, "x.tar").build([Row(0, "text")]).to_pylist() == [None]

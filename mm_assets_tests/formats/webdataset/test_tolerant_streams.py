@@ -11,9 +11,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from mm_assets.formats.conversion import Conversion
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.formats.registry import FORMATS, reader_for, writer_for
+from mm_assets.formats.registry import FORMATS, Conversion, reader_for, writer_for
 from mm_assets.formats.webdataset.samples import TarSamples
 from mm_assets.interleaved import InterleavedParquetReader, InterleavedWebdatasetReader
 from mm_assets_tests.formats.datasets import write
