@@ -30,6 +30,7 @@ from mm_assets.filters.registry import (
     settings_of,
     with_preset,
 )
+from mm_assets.formats.document_layouts import LAYOUT_NAMES
 from mm_assets.formats.paired.merge import MISSING_KEY_POLICIES
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.webdataset.layout import (
@@ -351,6 +352,9 @@ class Settings:
     )
     texts_field: str = _setting(TEXTS, str, "json field, or column, with the list of texts")
     images_field: str = _setting(IMAGES, str, "json field, or column, with the list of images")
+    document_layout: str | None = _setting(
+        None, one_of(*LAYOUT_NAMES), "layout of the documents; not set: found by looking at them"
+    )
     image_member_field: str | None = _setting(None, str, "json field that names the sample's image member")
     image_extensions: tuple[str, ...] = _setting(
         DEFAULT_IMAGE_EXTENSIONS, suffixes, "suffixes of image members"

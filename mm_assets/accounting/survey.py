@@ -23,7 +23,7 @@ from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.formats.reports import ContentColumns, content_columns, merged_content, untaken
 from mm_assets.formats.tar.index import residue_bytes
-from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset.layout import RawLayout, stated_fields
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.model.errors import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
 from mm_assets.model.json_codec import FieldTally, is_json, json_field
@@ -188,12 +188,15 @@ class ShardSurvey:
     content: ContentColumns | None = None
     has_pairs: bool | None = None
     left_out: Excerpt[str] | None = None
+    documents: str | None = None  # names of the layouts of its files' documents
 
     def is_of(self, version: str, layout: str) -> bool:
         """Return whether this is what a survey of this version and layout would find now."""
         # Pairs were not told apart once, and their images have moved.
-        is_outdated = (self.has_pairs is None and self._may_have_pairs) or (
-            self.left_out is None and self._may_have_residue
+        is_outdated = (
+            (self.has_pairs is None and self._may_have_pairs)
+            or (self.left_out is None and self._may_have_residue)
+            or (self.documents is None and bool(self.untaken))  # of fewer layouts
         )
         return (self.version, self.layout) == (version, layout) and not is_outdated
 
@@ -247,8 +250,9 @@ class ShardSurvey:
 
 def layout_digest(layout: RawLayout, max_member_bytes: int) -> str:
     """Return a digest of everything that a survey depends on besides the shard itself."""
+    stated = stated_fields(asdict(layout))
     settings = json.dumps(
-        {**asdict(layout), "max_member_bytes": max_member_bytes, "revision": _REVISION}, sort_keys=True
+        {**stated, "max_member_bytes": max_member_bytes, "revision": _REVISION}, sort_keys=True
     )
     return hashlib.sha256(settings.encode()).hexdigest()[:32]
 
@@ -340,6 +344,7 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
         merged_content(found.content for _, found in files),
         any(found.has_pairs for _, found in files),
         Excerpt.of([name + member for name, found in named for member in found.left_out]),
+        " ".join(dict.fromkeys(found.documents for _, found in files if found.documents)),
     )
 
 

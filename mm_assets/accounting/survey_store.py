@@ -72,6 +72,7 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
         "skipped": _excerpt_to_json(survey.skipped, str),
         **({} if survey.left_out is None else {"left_out": _excerpt_to_json(survey.left_out, str)}),
         **({} if survey.content is None else {"content": survey.content, "has_pairs": survey.has_pairs}),
+        **({} if survey.documents is None else {"documents": survey.documents}),
         **_columns_to_json(survey.columns),
     }
     with pq.ParquetWriter(path, table.schema, **_WRITTEN) as writer:
@@ -104,6 +105,7 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
         _content_from_json(rest.get("content")),
         rest.get("has_pairs"),
         _excerpt_from_json(rest["left_out"], str) if "left_out" in rest else None,
+        rest.get("documents"),
     )
 
 

@@ -35,6 +35,7 @@ from mm_assets.cli.arguments import (
     refuse_inapplicable_flags,
     share,
 )
+from mm_assets.formats.document_layouts import LAYOUTS
 from mm_assets.formats.names import FORMATS, TITLES, format_of, nearest_format, output_of
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.model.errors import counted
@@ -319,6 +320,11 @@ def convert_arguments(commands: Any) -> None:
         help=f"format of the output: {', '.join(FORMATS)}",
     )
     parser.add_argument(
+        "--layout",
+        choices=tuple(layout.name for layout in LAYOUTS),
+        help="of jsonl: documents as others write them, instead of ours",
+    )
+    parser.add_argument(
         "--fields", type=names, help="passthrough columns to keep, comma-separated (default: all)"
     )
     add_layout_flags(parser)
@@ -492,9 +498,12 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
             **layout,
         }
     reader = reader_for(kind, source, **arguments)
+    if options.layout is not None and options.to != "jsonl":
+        raise ValueError(f"--layout is for --to jsonl, not for {options.to}")
     writer = writer_for(
         options.to,
         options.dst,
+        **({} if options.layout is None else {"layout": options.layout}),
         on_materialize_error=options.on_materialize_error,
         roots=roots,
         mode=options.mode,

@@ -173,6 +173,8 @@ def run_inspect(options: argparse.Namespace) -> int:
         f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; "
         f"{counts[_ERRORS]} with an error"
     )
+    for line in advice.documents:
+        print(f"  documents: {printable(line)}")
     print("columns:")
     for field in unify_schemas(schemas) if schemas else []:
         print(f"  {field.name}: {'JSON' if is_json(field) else field.type}")
@@ -211,13 +213,15 @@ class _Advice:
         self._untaken: list[ContentColumns] = []
         self._errors = 0
         self._left_out: list[str] = []
+        self.documents: dict[str, None] = {}  # layouts of documents of others
 
     def add(
         self, partition: Partition, schema: pa.Schema, found: Counter[str], notes: dict[str, Any]
     ) -> None:
         """Take a partition into account that was read to the end."""
         from mm_assets.accounting.loss_share import LossShare
-        from mm_assets.formats.reports import PartitionReport, left_out_of, untaken_in
+        from mm_assets.formats.document_layouts import INTERLEAVED
+        from mm_assets.formats.reports import DOCUMENTS, PartitionReport, left_out_of, untaken_in
 
         report = PartitionReport(
             partition=partition.name,
@@ -235,6 +239,9 @@ class _Advice:
         self._untaken.append(untaken_in(report))
         self._errors += found[_ERRORS]
         self._left_out += left_out_of(notes)
+        self.documents |= dict.fromkeys(
+            each.get(DOCUMENTS, INTERLEAVED) for each in notes.values() if each.get("of_others")
+        )
         loss = LossShare.of_report(report)
         refusal = loss.refusal(self._max_loss)
         self.loses_all |= refusal is not None and round(loss.share, 2) == 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import posixpath
 import re
@@ -25,6 +26,7 @@ import pyarrow as pa
 import xxhash
 
 from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.document_layouts import LAYOUTS, Layout, layout_of
 from mm_assets.formats.names import format_of, sample_key
 from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
 from mm_assets.formats.partitions import Partition, id_prefix
@@ -33,9 +35,9 @@ from mm_assets.formats.tar.index import Member, TarDamage, TarIndex
 from mm_assets.formats.tar.scan import read_member
 from mm_assets.formats.tar.spool import open_tar, unpacked_limit
 from mm_assets.formats.tar.writer import TarWriter
-from mm_assets.formats.webdataset.documents import Mint1tDecoder
+from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_document_layout
 from mm_assets.formats.webdataset.layout import SAMPLE_ID, RawLayout, SampleError, is_native_layout
-from mm_assets.formats.webdataset.native import SampleEncoder, decode_native
+from mm_assets.formats.webdataset.native import SampleEncoder, decode_native, folded
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.rows import Sample
 from mm_assets.formats.webdataset.samples import TarSamples, lost_range
@@ -169,14 +171,24 @@ class InterleavedJsonlWriter(InterleavedWriter):
     """Writes ``<partition>.jsonl.gz`` and, where there are images, a tar of them into a folder.
 
     A ``path`` that ends in ``.jsonl.gz`` is the one file to write. See `InterleavedWriter` for the arguments.
-    The lines are published last and name their tar, whose name changes with its bytes: a writer killed in
-    between leaves the previous version. The same input makes the same bytes.
+    With a ``layout`` (a name of `mm_assets.formats.document_layouts.LAYOUTS`) the lines are documents as
+    others write them, whose images are named as the members of the tar; a sample that such a document cannot
+    hold is an error. The lines are published last and name their tar, whose name changes with its bytes: a
+    writer killed in between leaves the previous version. The same input makes the same bytes.
     """
 
     suffix = WRITTEN
 
+    def __init__(self, path: Any, *, layout: str | None = None, **others: Any) -> None:
+        super().__init__(path, **others)
+        self.layout = layout
+        if layout is not None and layout_of(layout) is None:
+            raise ValueError(
+                f"layout must be one of {', '.join(each.name for each in LAYOUTS)}, not {layout!r}"
+            )
+
     def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink:
-        return JsonlSink(self.uri_of(partition), schema, self.storage_options)
+        return JsonlSink(self.uri_of(partition), schema, self.storage_options, layout_of(self.layout))
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         """Remove the tars of previous versions, and of writers that were killed."""
@@ -195,8 +207,11 @@ class InterleavedJsonlWriter(InterleavedWriter):
 class JsonlSink(Sink):
     """One file of lines and its tar, under construction."""
 
-    def __init__(self, uri: str, schema: pa.Schema, options: StorageOptions | None) -> None:
+    def __init__(
+        self, uri: str, schema: pa.Schema, options: StorageOptions | None, layout: Layout | None = None
+    ) -> None:
         self._uri = uri
+        self._layout = layout
         self._options = options
         self._encoder = SampleEncoder(schema)
         self._samples = 0
@@ -214,6 +229,8 @@ class JsonlSink(Sink):
                 *images, (_, line) = sample.members
                 if images:
                     self._tar.write_group(images)
+                if self._layout is not None:
+                    line = dumps(folded(json.loads(line), self._layout)).encode()
                 self._lines.write(line + b"\n")
                 self._samples += 1
 
@@ -240,7 +257,8 @@ class JsonlSink(Sink):
 
     def _pack(self, path: str, images: str | None, level: int) -> int:
         """Write the lines with the name of their tar, which is known only now; return their size in bytes."""
-        added = f"{{{dumps(IMAGES_TAR)}:{dumps(images)},".encode() if images else b"{"
+        is_named = images and self._layout is None
+        added = f"{{{dumps(IMAGES_TAR)}:{dumps(images)},".encode() if is_named else b"{"
         self._lines.seek(0)
         with open(path, "wb") as file, gzip.GzipFile("", "wb", level, file, mtime=0) as packed:
             for line in self._lines:
@@ -318,7 +336,8 @@ class JsonlSamples(TarSamples):
                 raise ShardError(f"{self.name}: {line.name}: its images are in {named}, which is not there")
             return None
         candidates = [stem_of(uri) + suffix for suffix in TARS_OF_OTHERS]
-        return next((found for found in candidates if exists(found, options)), None)
+        found = [found for found in candidates if exists(found, options)] or _written_beside(uri, options)
+        return found[0] if found else None
 
     def _documents(self, layout: RawLayout, max_member_bytes: int) -> tuple[Mint1tDecoder, list[Member]]:
         decoder = Mint1tDecoder(
@@ -329,6 +348,7 @@ class JsonlSamples(TarSamples):
             images_path=self.images_path,
             name=self.name,
         )
+        decoder.documents = find_document_layout(self._lines.members, decoder, self._payload)
         return decoder, self._lines.members
 
     def _sample(self, member: Member) -> Sample:
@@ -349,6 +369,15 @@ class JsonlSamples(TarSamples):
 
     def _bytes_of(self, member: Member) -> bytes:
         return read_member(self._lines.descriptor, member, self.name)
+
+
+def _written_beside(uri: str, options: StorageOptions | None) -> list[str]:
+    """Return the tar that we wrote for lines of a layout of others, which do not name it; none of several."""
+    folder, stem = posixpath.dirname(uri), posixpath.basename(stem_of(uri))
+    fs, path = filesystem(folder or ".", options)
+    names = [posixpath.basename(str(name)) for name in fs.ls(path, detail=False)]
+    found = [name for name in names if lines_of(name) == stem]
+    return [posixpath.join(folder, found[0])] if len(found) == 1 else []
 
 
 class InterleavedJsonlReader(InterleavedWebdatasetReader):

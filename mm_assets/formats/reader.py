@@ -351,6 +351,7 @@ class FileSurvey:
         declared_ints: ranges of the integers in the 64-bit columns of those.
         content: columns of third-party documents that look like texts or images (`content_columns`).
         has_pairs: whether the rows of a Parquet file are image-text pairs.
+        documents: layout of the documents, if it is one of `mm_assets.formats.document_layouts.LAYOUTS`.
         members: number of all members of a tar, or of rows of a Parquet file.
         nbytes: bytes of the unpacked tar, or of the file.
     """
@@ -367,6 +368,7 @@ class FileSurvey:
     declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
     content: ContentColumns = field(default_factory=dict)
     has_pairs: bool = False
+    documents: str = ""
     members: int = 0
     nbytes: int = 0
 

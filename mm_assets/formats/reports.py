@@ -205,6 +205,7 @@ CONTENT = "content_columns"  # in the notes of a file of others: `content_column
 # There beside the columns: lines on fields that are named as texts, or images, and hold something else.
 UNREAD = {TEXT: "unread text", IMAGE: "unread image"}
 NO_PAIRS = "no pairs"  # likewise, a line on the json for which a tar is none of image-text pairs
+DOCUMENTS = "documents"  # in the notes of a file of others: the layout of its documents, in words
 _LIKE = {TEXT: "text", IMAGE: "images"}
 _COLUMNS_NAMED = 8  # columns in a line
 _LOOKED_AT = 8  # entries of a list or an object in JSON

@@ -121,6 +121,8 @@ class IngestIOManager(RawInput, _ParquetOutput):
             }
             if inspection.survey.has_pairs:  # earlier outputs have the image at position 0: made again
                 resolved_options["image_position"] = 1
+            if inspection.survey.documents:  # earlier outputs have no items of such documents: made again
+                resolved_options["documents"] = inspection.survey.documents
             resolved.append(replace(job, options={**job.options, **resolved_options}))
         return resolved
 

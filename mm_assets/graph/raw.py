@@ -32,6 +32,7 @@ from mm_assets.formats.webdataset.layout import (
     IMAGES,
     TEXTS,
     RawLayout,
+    stated_fields,
 )
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.io_manager import Workers
@@ -253,6 +254,9 @@ class RawGate(dg.ConfigurableResource[Any]):
     )
     texts_field: str = Field(default=TEXTS, description="Json field with the list of texts.")
     images_field: str = Field(default=IMAGES, description="Json field with the list of images.")
+    document_layout: str | None = Field(
+        default=None, description="Layout of the documents; None: found by looking at them."
+    )
     image_member_field: str | None = Field(
         default=None, description="Json field that names the sample's image member."
     )
@@ -272,9 +276,8 @@ class RawGate(dg.ConfigurableResource[Any]):
 
     def layout(self) -> dict[str, Any]:
         """Return the arguments of the reader of raw shards."""
-        return {f.name: getattr(self, f.name) for f in fields(RawLayout)} | {
-            "max_member_bytes": parse_bytes(self.max_member_bytes)
-        }
+        stated = stated_fields({f.name: getattr(self, f.name) for f in fields(RawLayout)})
+        return {**stated, "max_member_bytes": parse_bytes(self.max_member_bytes)}
 
     def inspect(self, shards: Sequence[Shard]) -> dict[str, ShardInspection | str]:
         """Return the inspection of each shard by key; one line of text for a shard that cannot be opened."""

@@ -276,6 +276,7 @@ class InterleavedParquetReader(InterleavedReader):
         texts_field: for documents, the column with the list of texts.
         images_field: for documents, the column with the parallel list of images; without it a column
             ``image`` may hold one image per document.
+        document_layout: for documents, their layout; see `InterleavedWebdatasetReader`.
         relative_to: folder or URL prefix; locators of documents below it are stored relative to it, so that
             no path of this machine leaks.
         quarantine_errors: samples that cannot be used become losses of the stream, and everything else is
@@ -298,6 +299,7 @@ class InterleavedParquetReader(InterleavedReader):
         sample_id_prefix: str | None = None,
         texts_field: str = TEXTS,
         images_field: str = IMAGES,
+        document_layout: str | None = None,
         relative_to: str | None = None,
         quarantine_errors: bool = False,
         max_member_bytes: int = MAX_MEMBER_BYTES,
@@ -310,6 +312,7 @@ class InterleavedParquetReader(InterleavedReader):
             sample_id_prefix=sample_id_prefix,
             texts_field=texts_field,
             images_field=images_field,
+            document_layout=document_layout,
         )
         self.relative_to = relative_to
         self.quarantine_errors = quarantine_errors

@@ -6,13 +6,22 @@ Image-text pairs (`ImageTextPairs`) are an image and its caption under one key, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mm_assets.formats.images.headers import CONTENT_TYPES
+from mm_assets.formats.document_layouts import (
+    LAYOUT,
+    Layout,
+    find_layout,
+    is_list_of_texts,
+    layout_of,
+)
+from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.reports import IMAGE, TEXT
 from mm_assets.formats.tar.scan import Member, TarIndex
+from mm_assets.formats.unfolding import Image, Item, UnfoldError, Unfolding
 from mm_assets.formats.webdataset.layout import (
     MAX_POSITION,
     METADATA_TYPE,
@@ -147,6 +156,36 @@ def _names(members: Sequence[Member]) -> str:
     return ", ".join(member.name for member in members)
 
 
+_LOOKED_AT = 16  # documents
+
+
+def find_document_layout(
+    members: Sequence[Member], decoder: Mint1tDecoder, parse: Callable[[Member], dict[str, Any]]
+) -> Layout | None:
+    """Return the layout of a file's documents; None if they are interleaved, native, or of no known layout.
+
+    The first documents decide, and of these the first whose fields are of a layout. A document that is read
+    without one ends the search. One for which ``parse`` raises `SampleError` is ignored.
+    """
+    layout = decoder.layout
+    if not layout.looks:
+        return layout_of(layout.document_layout)
+    for member in members[:_LOOKED_AT]:
+        try:
+            payload = parse(member)
+        except SampleError:
+            continue
+        if is_native_layout(payload) or is_list_of_texts(payload, layout.texts_field):
+            return None
+        has_own = bool(decoder.own_images(sample_stem(member.name)))
+        images = payload.get(layout.images_field)
+        reads_images = isinstance(images, list) and all(type(each) in (str, type(None)) for each in images)
+        found = find_layout(payload, layout.texts_field, layout.images_field, has_own, reads_images)
+        if found is not None:
+            return found
+    return None
+
+
 _KINDS: dict[type, str] = {str: "a string", dict: "an object", bool: "a boolean"}  # others are numbers
 _READ = {TEXT: "a list of strings", IMAGE: "a list of the names of images"}
 _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["tiff"]}
@@ -159,7 +198,11 @@ class Mint1tDecoder:
     another; ``pairs`` has the pairs of a tar of image-text pairs. ``spread`` collects the per-item fields
     that any sample had, ``unread`` by modality a line on the first field of texts, or images, that is no
     list. ``referenced`` collects the names of members that are images of any sample, or texts of pairs.
+    ``documents`` is the layout of documents that are not interleaved; ``unread_parts`` collects the types of
+    parts of chats that are neither text nor image.
     """
+
+    documents: Layout | None = None
 
     def __init__(
         self,
@@ -180,7 +223,28 @@ class Mint1tDecoder:
         self.max_member_bytes = max_member_bytes  # a larger image is not read
         self.spread: set[str] = set()
         self.unread: dict[str, str] = {}
+        self.unread_parts: dict[str, None] = {}
         self.referenced: set[str] = set()
+        self._own_images: dict[str, list[str]] | None = None
+
+    @property
+    def described(self) -> str:
+        """The layout of the documents in words; empty if it is none of the table."""
+        if self.documents is None:
+            return ""
+        kept = ", ".join(map(repr, list(self.unread_parts)[:_KINDS_NAMED]))
+        return self.documents.name + (
+            f"; not read, but kept in {SOURCE}: parts of type {kept}" if kept else ""
+        )
+
+    def own_images(self, key: str) -> Sequence[str]:
+        """Return the names of the images of a key (``key.jpg``, ``key.0.jpg``), in order of their numbers."""
+        if self._own_images is None:
+            self._own_images = {}
+            for name in {member.name for member in self.index.members if self.layout.is_image(member.name)}:
+                for own in _keys_of(name):
+                    self._own_images.setdefault(own, []).append(name)
+        return sorted(self._own_images.get(key, ()), key=_in_order)
 
     def decode(self, payload: dict[str, Any], member: Member, key: str | None = None) -> Sample:
         """Return the sample of one json. A pair without a json has an empty payload.
@@ -209,6 +273,10 @@ class Mint1tDecoder:
         layout = self.layout
         place = f"{self.name}: {member.name}"
         json_ref = member_ref(self.path, member)
+        if self.documents is not None and (
+            self.layout.document_layout is not None or not is_list_of_texts(payload, layout.texts_field)
+        ):
+            return self._unfolded(self.documents, payload, fields, key, member, residue)
         if self.pairs is None:
             texts = self._list(fields, layout.texts_field, TEXT, member, residue)
             images = self._list(fields, layout.images_field, IMAGE, member, residue)
@@ -231,6 +299,66 @@ class Mint1tDecoder:
             metadata.extras[SOURCE] = residue
         rows.sort(key=row_order)
         return [metadata, *rows]
+
+    def _unfolded(
+        self,
+        documents: Layout,
+        payload: dict[str, Any],
+        fields: dict[str, Any],
+        key: str,
+        member: Member,
+        residue: dict[str, Any],
+    ) -> list[Row]:
+        """Return the rows of a document of another layout."""
+        place, json_ref = f"{self.name}: {member.name}", member_ref(self.path, member)
+        named = self._named_member(fields, residue)
+        try:
+            found = Unfolding(
+                fields,
+                self.layout.texts_field,
+                self.layout.images_field,
+                self.own_images(key) if self.layout.is_json(member.name) else (),
+                MAX_POSITION,
+            )
+            found.finish(documents.unfold(found))
+        except UnfoldError as error:
+            raise SampleError(BAD_LAYOUT, f"{place}: {error}") from error
+        self.unread_parts |= found.unread
+        residue[LAYOUT] = found.source(documents.name)
+        id_field = self.layout.sample_id_field or SAMPLE_ID
+        if isinstance(payload.get(id_field), str):
+            residue[LAYOUT]["id"] = id_field
+        metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
+        metadata.extras = {**self._passthrough(fields, residue), SOURCE: residue}
+        names = [
+            item.image.name if item.image is not None and item.image.data is None else None
+            for item in found.items
+        ]
+        resolved = resolve_raw(names, key, self.layout, self.index, named)
+        by_position = {row.position: row for row in self.image_rows(list(names), resolved)}
+        rows = [
+            by_position.get(item.position) or self._row_of(item, member, json_ref) for item in found.items
+        ]
+        for item, row in zip(found.items, rows, strict=True):
+            row.extras |= {name: value for name, value in item.columns.items() if name not in _NO_COLUMNS}
+        return [metadata, *rows]
+
+    def _row_of(self, item: Item, member: Member, json_ref: str) -> Row:
+        """Return the row of a text, of an image in the json, or of one that is not there."""
+        if item.modality == "text":
+            return Row(item.position, "text", TEXT_TYPE, item.text, source_ref=json_ref)
+        ref = build_source_ref(self.path, f"{member.name}: item {item.position}")
+        row = Row(item.position, "image", source_ref=ref, error=item.fault)
+        image = item.image or Image()
+        if image.data is not None:
+            row.content_type = CONTENT_TYPES.get(sniff(image.data[:64]) or "")
+            if len(image.data) > self.max_member_bytes:
+                row.error = oversized_member(member.name, len(image.data), self.max_member_bytes)
+            else:
+                row.binary = image.data
+        if image.name is not None:
+            row.extras[SOURCE] = {"token": image.name}
+        return row
 
     def _named_member(self, fields: dict[str, Any], residue: dict[str, Any]) -> object:
         name = self.layout.image_member_field
@@ -392,6 +520,24 @@ class Mint1tDecoder:
                 lengths[name] = None
         if lengths:
             residue["lengths"] = lengths
+
+
+_DIGITS = re.compile(r"(\d+)", re.ASCII)
+_NO_COLUMNS = frozenset((*RESERVED_COLUMNS, SOURCE))
+_KINDS_NAMED = 5
+
+
+def _keys_of(name: str) -> list[str]:
+    """Return the keys that a member may belong to: its name up to one of the last two dots."""
+    start = name.rfind("/") + 1
+    dots = [at for at, letter in enumerate(name) if letter == "." and at > start]
+    return [name[:at] for at in dots[-2:]]
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Return the key by which names are sorted: numbers in them by value."""
+    parts = _DIGITS.split(name)
+    return [(int(part[:18]), part) if at % 2 else (0, part) for at, part in enumerate(parts)]
 
 
 def checked_length(items: list[Any], name: str, place: str) -> list[Any]:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from mm_assets.formats.document_layouts import LAYOUT_NAMES
 from mm_assets.model.errors import BAD_JSON, FAULTS, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8, ShardError
 from mm_assets.model.json_codec import is_too_deep
 
@@ -78,6 +79,7 @@ class RawLayout:
     per_text_fields: tuple[str, ...] = ()
     image_extensions: tuple[str, ...] = DEFAULT_IMAGE_EXTENSIONS
     json_extensions: tuple[str, ...] = DEFAULT_JSON_EXTENSIONS
+    document_layout: str | None = None  # None: found by looking at the documents
 
     def __post_init__(self) -> None:
         if self.sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
@@ -85,12 +87,29 @@ class RawLayout:
                 f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, "
                 f"not {self.sample_id_prefix!r}"
             )
+        if self.document_layout not in (None, *LAYOUT_NAMES):
+            raise ValueError(
+                f"document_layout must be one of {', '.join(LAYOUT_NAMES)}, not {self.document_layout!r}"
+            )
+
+    @property
+    def looks(self) -> bool:
+        """True if documents are looked at to find their layout. Lists with a value per item name one."""
+        return self.document_layout is None and not (self.per_image_fields or self.per_text_fields)
 
     def is_json(self, name: str) -> bool:
         return extension(name) in self.json_extensions
 
     def is_image(self, name: str) -> bool:
         return extension(name) in self.image_extensions
+
+
+def stated_fields(layout: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `RawLayout`, without what is not set and was not known to older outputs.
+
+    Digests of layouts, and of what is made with them, stay as they were.
+    """
+    return {name: value for name, value in layout.items() if name != "document_layout" or value is not None}
 
 
 def extension(name: str) -> str:

@@ -14,12 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.formats.document_layouts import LAYOUT, Layout, fold
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.names import sample_key
 from mm_assets.formats.tar.scan import Member
+from mm_assets.formats.unfolding import FoldError
+from mm_assets.formats.unfolding import Row as FoldedRow
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, checked_length, member_ref
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
+    IMAGE_MEMBERS,
     IMAGES,
     MAX_NAMED,
     MAX_POSITION,
@@ -51,7 +55,7 @@ from mm_assets.model import json_codec
 from mm_assets.model.errors import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS, Fault
 from mm_assets.model.json_codec import dumps
 from mm_assets.model.nested_types import binary_views
-from mm_assets.model.samples import sample_offsets
+from mm_assets.model.samples import parse_source_ref, sample_offsets
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS, schema_to_text
 
 
@@ -256,6 +260,50 @@ def _apply(bookkeeping: dict[str, Any], sample: Sample, place: str) -> None:
         raise SampleError(
             BAD_LAYOUT, f"{place}: field {BOOKKEEPING!r} does not fit the sample: {error!r}"
         ) from error
+
+
+def folded(payload: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    """Return the document of a sample in our layout, as a layout of others has it.
+
+    Images that are not there keep the name that the document gave them. The document has the id in its own
+    field; one that had none gets none, and one that did not come from the layout a ``sample_id``.
+
+    Raises:
+        ValueError: the layout cannot hold the sample; the message names sample and field.
+    """
+    extra, rows = payload[ROW_EXTRA], payload[BOOKKEEPING]["rows"]
+    found: dict[tuple[int, bool], FoldedRow] = {}
+    for position, text in enumerate(payload[TEXTS]):
+        if text is not None:
+            found[position, False] = FoldedRow(position, text, None, _stated_values(extra["text"][position]))
+    for position, name in enumerate(payload[IMAGE_MEMBERS]):
+        if name is not None:
+            found[position, True] = FoldedRow(position, None, name, _stated_values(extra["image"][position]))
+    for entry in payload[ROW_ERRORS]:
+        position, is_image = entry["position"], entry["modality"] == "image"
+        if is_image and (position, is_image) not in found:
+            patch = rows["image"].get(str(position), {})
+            ref = payload[BOOKKEEPING]["refs"][patch["ref"]] if "ref" in patch else None
+            name = (entry["extra"].get(SOURCE) or {}).get("token") or parse_source_ref(ref)["member"]
+            found[position, True] = FoldedRow(position, None, name, _stated_values(entry["extra"]))
+    fields = {name: value for name, value in extra["metadata"].items() if value is not None}
+    source = fields.pop(SOURCE, {})
+    try:
+        document = fold(layout, fields, source, [found[key] for key in sorted(found)])
+    except FoldError as error:
+        raise ValueError(
+            f"sample {payload[SAMPLE_ID]!r}: a document of layout {layout.name} cannot hold {error}"
+        ) from error
+    id_field = SAMPLE_ID if source.get(LAYOUT, {}).get("name") != layout.name else source[LAYOUT].get("id")
+    return document if id_field is None else {id_field: payload[SAMPLE_ID], **document}
+
+
+def _stated_values(extra: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of an item's columns, but for the name that its image had."""
+    values = {name: value for name, value in extra.items() if value is not None}
+    if isinstance(source := values.get(SOURCE), dict) and source.keys() <= {"token"}:
+        del values[SOURCE]
+    return values
 
 
 def iter_patches(rows: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:

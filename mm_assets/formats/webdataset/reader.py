@@ -17,7 +17,7 @@ from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
 from mm_assets.formats.names import TAR_SUFFIXES
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, InterleavedReader
-from mm_assets.formats.reports import CONTENT, LEFT_OUT_MEMBERS
+from mm_assets.formats.reports import CONTENT, DOCUMENTS, LEFT_OUT_MEMBERS
 from mm_assets.formats.tar.scan import Member, read_members
 from mm_assets.formats.webdataset.documents import member_ref
 from mm_assets.formats.webdataset.layout import (
@@ -110,6 +110,8 @@ class WebdatasetSource(FileSource):
             raise
         self.losses = self._samples.losses
         self.notes |= {"nbytes": self._samples.nbytes, "of_others": is_of_others}
+        if described := self._samples.decoder.described:
+            self.notes[DOCUMENTS] = described
         if content := self._samples.content(tally):
             self.notes[CONTENT] = content
         if unreferenced := self._samples.unreferenced_names():
@@ -264,6 +266,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
         texts_field: Json field with the list of texts.
         images_field: Json field with the parallel list of images.
         image_member_field: Json field with the name of the sample's (multi-frame) image member.
+        document_layout: Layout of documents: one of `LAYOUT_NAMES` (`mm_assets.formats.document_layouts`).
+            None: it is found by looking at the first documents of each file.
         per_image_fields: Json lists with one value per image, which go to the image rows.
         per_text_fields: Json lists with one value per text, which go to the text rows.
         materialize: Read image bytes (default). False leaves only locators.
@@ -298,6 +302,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         image_member_field: str | None = None,
         per_image_fields: Sequence[str] = (),
         per_text_fields: Sequence[str] = (),
+        document_layout: str | None = None,
         materialize: bool = True,
         relative_to: str | None = None,
         quarantine_errors: bool = False,
@@ -330,6 +335,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
             per_text_fields=_names(per_text_fields),
             image_extensions=normal_extensions(_names(image_extensions)),
             json_extensions=normal_extensions(_names(json_extensions)),
+            document_layout=document_layout,
         )
         self.read_bytes = materialize
         self.relative_to = local_path(relative_to).rstrip("/") if relative_to else None

@@ -27,7 +27,12 @@ from mm_assets.formats.tar.scan import (
     scan_tolerant,
 )
 from mm_assets.formats.tar.spool import Download, local_tar, unpacked_limit
-from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_pairs, member_ref
+from mm_assets.formats.webdataset.documents import (
+    Mint1tDecoder,
+    find_document_layout,
+    find_pairs,
+    member_ref,
+)
 from mm_assets.formats.webdataset.layout import (
     LEFT_OUT,
     MAX_FIELDS,
@@ -164,6 +169,8 @@ class TarSamples:
             self._document = f"{found.name} has the field {min(named)!r}" if named else found.name
         decoder = Mint1tDecoder(self.path, self.index, layout, max_member_bytes, pairs)
         jsons = [member for member in self.index.members if layout.is_json(member.name)]
+        if found is None:
+            decoder.documents = find_document_layout(jsons, decoder, self._payload)
         return decoder, jsons if pairs is None else pairs.documents(jsons)
 
     def _sample(self, member: Member) -> Sample:
@@ -425,6 +432,7 @@ def survey_tar(
             declared=tuple(tally.declared),
             declared_ints=tally.declared_ints,
             content=tar.content(tally),
+            documents="" if tar.decoder.documents is None else tar.decoder.documents.name,
             members=len(tar.index.members) + len(tar.index.skipped) + len(tar.index.left_out),
             nbytes=tar.nbytes,
         )

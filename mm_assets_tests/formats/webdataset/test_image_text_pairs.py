@@ -270,7 +270,6 @@ def test_the_configured_fields_tell_documents(tmp_path: Path) -> None:
 NO_PAIRS: dict[str, list[tuple[str, Any]]] = {
     "no caption": [("k.json", {"n": 1}), ("k.png", PNG)],
     "caption of another key": [("k.json", {"caption": "c"}), ("other.png", PNG)],
-    "list of captions": [("k.json", {"caption": ["c"]}), ("k.png", PNG)],
     "nothing": [],
 }
 
