@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.materialize import Request, open_fetcher
-from mm_assets.formats.names import is_block, is_parquet
+from mm_assets.formats.jsonl import lines_beside, stem_of
+from mm_assets.formats.names import is_block, is_line, is_lines, is_parquet
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table, row_of, rows_as_json
 from mm_assets.formats.raw_shards import originals_of
 from mm_assets.formats.tar.index import BLOCK, TarDamage, check_header, member_size
@@ -28,7 +30,7 @@ from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.model.errors import FETCH_FAILED, Fault
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.storage.errors import is_store_failure
-from mm_assets.storage.files import StorageOptions, exists, open_binary, remove, size_of, staged
+from mm_assets.storage.files import StorageOptions, exists, join, open_binary, remove, size_of, staged
 
 Item = TypeVar("Item")
 
@@ -78,6 +80,19 @@ class RawFiles:
         self.only_name = min(self._by_name, key=len) if len(files) == 1 else None
         for file in files:
             self._by_name.update(originals_of(file))
+
+    def _file_of(self, source: str | None) -> str | None:
+        """Return the file that locators call ``source``; None where it does not belong to the shard.
+
+        The tar with the images of JSON lines does, too.
+        """
+        if source is None or source in self._by_name:
+            return self._by_name.get(source or "")
+        stems = lines_beside(source)
+        for name, file in list(self._by_name.items()):
+            if is_lines(name) and stem_of(name) in stems:
+                self._by_name[source] = join(posixpath.dirname(file), posixpath.basename(source))
+        return self._by_name.get(source)
 
     def row_location(self, source: str | None, member: str | None) -> RawLocation | None:
         """Return the location of a Parquet row that a locator names, if the file belongs to the shard."""
@@ -141,7 +156,7 @@ class RawFiles:
 
     def _bounded(self, location: RawLocation) -> RawLocation | str:
         """Return the location with a size that may be read, or why there is none."""
-        file = self._by_name.get(location.source or "")
+        file = self._file_of(location.source)
         if file is None:
             return "not in a file of this shard"
         size = location.size
@@ -408,7 +423,8 @@ def _documents(quarantined: pa.Table) -> dict[str, RawLocation | None]:
 
 
 def _of(row: Mapping[str, Any]) -> RawLocation:
-    is_member = row["member"] is not None and not is_block(row["member"])
+    member = row["member"]
+    is_member = member is not None and not is_block(member) and not is_line(member)
     return RawLocation(row["source"], row["byte_offset"], row["byte_size"], is_member=is_member)
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.jsonl import samples_of
 from mm_assets.formats.names import is_parquet
 from mm_assets.formats.parquet.reader_writer import survey_parquet
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
@@ -281,15 +282,21 @@ def survey_shard(
     surveys = []
     for file in files:
         source = ref_path(file, relative_to)
+        of_shard = Partition(partition, tuple(files))
         if is_parquet(file):
-            of_shard = Partition(partition, tuple(files))
             survey = survey_parquet(
                 file, layout, source, of_shard, max_member_bytes=max_member_bytes, options=options
             )
         else:
             prefix = id_prefix(layout.sample_id_prefix, partition, files, file)
             survey = survey_tar(
-                file, layout, source, max_member_bytes=max_member_bytes, options=options, id_prefix=prefix
+                file,
+                layout,
+                source,
+                max_member_bytes=max_member_bytes,
+                options=options,
+                id_prefix=prefix,
+                samples=samples_of(file, of_shard),
             )
         surveys.append((source, survey))
     return merge_files(surveys, version, layout_digest(layout, max_member_bytes))

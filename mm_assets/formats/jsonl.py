@@ -16,7 +16,7 @@ import os
 import posixpath
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ import xxhash
 
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.document_layouts import LAYOUTS, Layout, layout_of
-from mm_assets.formats.names import format_of, sample_key
+from mm_assets.formats.names import LINES_SUFFIXES, format_of, is_lines, sample_key
 from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource
@@ -59,7 +59,6 @@ from mm_assets.storage.files import (
 __all__ = ["InterleavedJsonlReader", "InterleavedJsonlWriter"]
 
 
-SUFFIXES = format_of("jsonl").suffixes
 WRITTEN = format_of("jsonl").written
 IMAGES_SUFFIX = ".images.tar"
 IMAGES_TAR = "images_tar"  # field of a line: name of the tar with its images
@@ -72,7 +71,7 @@ TARS_OF_OTHERS = (IMAGES_SUFFIX, ".tar")
 
 def stem_of(uri: str) -> str:
     """Return the path of a file of lines without its suffix."""
-    return next((uri[: -len(suffix)] for suffix in SUFFIXES if uri.lower().endswith(suffix)), uri)
+    return next((uri[: -len(suffix)] for suffix in LINES_SUFFIXES if uri.lower().endswith(suffix)), uri)
 
 
 def images_name(stem: str, digest: str) -> str:
@@ -87,6 +86,21 @@ def lines_of(name: str) -> str | None:
     """Return the name of the lines, without suffix, that a tar of images belongs to; None for other tars."""
     found = _IMAGES.fullmatch(name)
     return None if found is None else found[1]
+
+
+def tars_beside(uri: str) -> list[str]:
+    """Return the names that the tar with the images of lines may have, if they are those of others.
+
+    Lines of ours name their tar. There are none for any other file.
+    """
+    return [stem_of(uri) + suffix for suffix in TARS_OF_OTHERS] if is_lines(uri) else []
+
+
+def lines_beside(tar: str) -> set[str]:
+    """Return the paths, without suffix, that the lines may have of which a tar has the images."""
+    folder, name = posixpath.split(tar)
+    found = {tar[: -len(suffix)] for suffix in TARS_OF_OTHERS if tar.endswith(suffix)}
+    return found if (ours := lines_of(name)) is None else {*found, posixpath.join(folder, ours)}
 
 
 def is_plain_name(name: object) -> bool:
@@ -289,6 +303,11 @@ class JsonlSamples(TarSamples):
         super().__init__(*arguments)
 
     @property
+    def entries(self) -> int:
+        """Number of the lines, and of the tar's members."""
+        return super().entries + len(self._lines.members)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the unpacked lines, and of the tar."""
         images = os.fstat(self.descriptor).st_size if self.descriptor != self._lines.descriptor else 0
@@ -335,8 +354,7 @@ class JsonlSamples(TarSamples):
             if self._ids is None:
                 raise ShardError(f"{self.name}: {line.name}: its images are in {named}, which is not there")
             return None
-        candidates = [stem_of(uri) + suffix for suffix in TARS_OF_OTHERS]
-        found = [found for found in candidates if exists(found, options)] or _written_beside(uri, options)
+        found = [found for found in tars_beside(uri) if exists(found, options)] or _written_beside(uri, options)
         return found[0] if found else None
 
     def _documents(self, layout: RawLayout, max_member_bytes: int) -> tuple[Mint1tDecoder, list[Member]]:
@@ -380,6 +398,13 @@ def _written_beside(uri: str, options: StorageOptions | None) -> list[str]:
     return [posixpath.join(folder, found[0])] if len(found) == 1 else []
 
 
+def samples_of(uri: str, partition: Partition) -> Callable[..., TarSamples]:
+    """Return the class of the samples of a tar, or of a file of lines, with what it is told of its partition."""
+    if not is_lines(uri):
+        return TarSamples
+    return partial(JsonlSamples, rows_prefix=id_prefix(ROWS_PREFIX, partition.name, partition.files, uri))
+
+
 class InterleavedJsonlReader(InterleavedWebdatasetReader):
     """Reads files with a JSON document per line, and their images from the tar beside them.
 
@@ -387,8 +412,7 @@ class InterleavedJsonlReader(InterleavedWebdatasetReader):
     partition's name and the line's number as sample id.
     """
 
-    suffixes = SUFFIXES
+    suffixes = LINES_SUFFIXES
 
     def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
-        rows_prefix = id_prefix(ROWS_PREFIX, partition.name, partition.files, uri)
-        return self._opened(uri, partition, ids, partial(JsonlSamples, rows_prefix=rows_prefix))
+        return self._opened(uri, partition, ids, samples_of(uri, partition))

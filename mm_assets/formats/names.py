@@ -307,8 +307,13 @@ TITLES = listed(entry.title for entry in FORMAT_TABLE)
 SHOWN = listed(entry.shown for entry in FORMAT_TABLE)
 
 
-PARQUET_SUFFIXES = (".parquet",)
-RAW_SUFFIXES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)
+PARQUET_SUFFIXES = format_of("parquet").suffixes
+LINES_SUFFIXES = format_of("jsonl").suffixes
+# Kinds of raw shards, by the suffixes of their files. Of several kinds in a folder, the first is read.
+_RAW_KINDS = {"tars": TAR_SUFFIXES, "Parquet files": PARQUET_SUFFIXES, "files of JSON lines": LINES_SUFFIXES}
+RAW_SUFFIXES = tuple(suffix for suffixes in _RAW_KINDS.values() for suffix in suffixes)
+
+_LINE = re.compile(r"(?:.*: )?line \d{1,18}", re.ASCII | re.DOTALL)
 
 
 def is_parquet(uri: str) -> bool:
@@ -316,20 +321,43 @@ def is_parquet(uri: str) -> bool:
     return uri.lower().endswith(PARQUET_SUFFIXES)
 
 
-def tars_first(files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the files of a folder or pattern into those to read and the Parquet files beside tars.
+def is_lines(uri: str) -> bool:
+    """Return whether a file has a JSON document a line, by its name."""
+    return uri.lower().endswith(LINES_SUFFIXES)
 
-    Where there is a tar, all Parquet files are passed over: exporters of tars (img2dataset, for one) write
-    the metadata of each tar to a Parquet file beside it.
+
+def is_line(member: str | None) -> bool:
+    """Return whether the member of a locator is a line of a file, as in ``line 17``."""
+    return member is not None and _LINE.fullmatch(member) is not None
+
+
+def first_kind(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the raw shards of a folder or pattern into those of the kind to read and all others.
+
+    Tars come before Parquet files, as exporters of tars (img2dataset, for one) write the metadata of each tar
+    to a Parquet file beside it. JSON lines come last: they are often a log, or statistics.
     """
-    if not any(file.lower().endswith(TAR_SUFFIXES) for file in files):
-        return list(files), []
-    passed_over = [file for file in files if is_parquet(file)]
-    return [file for file in files if not is_parquet(file)], passed_over
+    for suffixes in _RAW_KINDS.values():
+        if chosen := [file for file in files if file.lower().endswith(suffixes)]:
+            return chosen, [file for file in files if not file.lower().endswith(suffixes)]
+    return list(files), []
 
 
-def passed_over_line(location: str, files: Sequence[str]) -> str:
-    """Return the line about Parquet files that are not read."""
-    many = f"{len(files)} Parquet files" if len(files) > 1 else "1 Parquet file"
-    example = posixpath.basename(files[0])
-    return f"{location}: {many} beside tars passed over, such as {example}; name *.parquet to read them"
+def passed_over_lines(location: str, chosen: Sequence[str], passed_over: Sequence[str]) -> list[str]:
+    """Return the lines about raw shards that are not read beside the ``chosen`` ones; none without."""
+    beside = _kind_of(chosen[0]) if chosen else ""
+    kinds: dict[str, list[str]] = {}
+    for file in passed_over:
+        kinds.setdefault(_kind_of(file), []).append(file)
+    lines = []
+    for kind, files in kinds.items():
+        many = f"{len(files)} {kind}" if len(files) > 1 else f"1 {kind.replace('files', 'file')}"
+        name, suffix = posixpath.basename(files[0]), _RAW_KINDS[kind][-1]
+        lines.append(
+            f"{location}: {many} beside {beside} passed over, such as {name}; name *{suffix} to read them"
+        )
+    return lines
+
+
+def _kind_of(file: str) -> str:
+    return next(kind for kind, suffixes in _RAW_KINDS.items() if file.lower().endswith(suffixes))

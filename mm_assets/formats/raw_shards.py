@@ -4,7 +4,7 @@
   spaces between.
 * `RawAbsence` tells whether a shard is gone, or only out of reach.
 * `made_address` is the address of raw shards that are made when they are opened: of modalities, and of PDFs.
-* `RawReader` reads tars, and Parquet files of other tools.
+* `RawReader` reads tars, JSON lines, and Parquet files of other tools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 from mm_assets.formats.batching import SampleIds
-from mm_assets.formats.names import RAW_SUFFIXES, is_parquet, passed_over_line, tars_first
+from mm_assets.formats.jsonl import IMAGES_SUFFIX, lines_beside, samples_of, stem_of, tars_beside
+from mm_assets.formats.names import RAW_SUFFIXES, first_kind, is_lines, is_parquet, passed_over_lines
 from mm_assets.formats.paired.merge import PairedAddress, modality_of
 from mm_assets.formats.parquet.reader_writer import open_source
 from mm_assets.formats.partitions import (
@@ -114,15 +115,15 @@ def originals_of(url: str) -> dict[str, str]:
 class RawReader(InterleavedWebdatasetReader):
     """Reader that chooses the format of each file by its suffix; arguments as `InterleavedWebdatasetReader`.
 
-    In Parquet, field names are column names. Extensions, the image member and per-item fields only apply to
-    tars.
+    In Parquet, field names are column names. Extensions, the image member and per-item fields do not apply
+    there.
     """
 
     suffixes = RAW_SUFFIXES
 
     def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
         if not is_parquet(uri):
-            return super()._source(uri, partition, ids)
+            return self._opened(uri, partition, ids, samples_of(uri, partition))
         path = ref_path(uri, self.relative_to)
         return open_source(
             uri, self.layout, path, partition, ids, self.max_member_bytes, self.storage_options
@@ -156,11 +157,16 @@ class RawShard:
 
     @cached_property
     def version(self) -> str:
-        """A digest of each file's etag, or size, modification time and both ends; computed on first use."""
-        stamps = [
-            f"{os.path.basename(file)}:{self.stamps[file] if is_remote(file) else local_stamp(file)}"
-            for file in self.files
-        ]
+        """A digest of each file's etag, or size, modification time and both ends; computed on first use.
+
+        The tar with the images of JSON lines counts, too. (If the lines name it, its name has a digest.)
+        """
+        stamps = []
+        for file in self.files:
+            for place in (file, *tars_beside(file)):
+                stamp = self.stamps[place] if is_remote(place) else local_stamp(place)
+                if place == file or stamp != MISSING:
+                    stamps.append(f"{os.path.basename(place)}:{stamp}")
         return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:32]
 
     @property
@@ -176,7 +182,7 @@ def unchanged_shards(listing: Mapping[str, RawShard], times: Mapping[str, float]
 
     Their files, and links that lead to them, have not changed since a minute before: an event is a little
     younger than the version that it notes, and clocks differ. Shards with remote files are none of them: what
-    tells their versions was listed with them.
+    tells their versions was listed with them. Nor are JSON lines: the tar with their images may be gone.
 
     Args:
         times: of shards, in seconds since 1970.
@@ -198,7 +204,8 @@ def unchanged_shards(listing: Mapping[str, RawShard], times: Mapping[str, float]
 
     def is_unchanged(shard: RawShard, at: float) -> bool:
         try:
-            return not any(map(is_remote, shard.files)) and max(map(changed_at, shard.files)) < at - _MARGIN
+            is_told_apart = any(is_remote(file) or is_lines(file) for file in shard.files)
+            return not is_told_apart and max(map(changed_at, shard.files)) < at - _MARGIN
         except OSError:
             return False
 
@@ -322,9 +329,8 @@ class RawLocations:
                 "no raw shards: "
                 f"{'; '.join(reasons[:_MAX_REASONS]) or 'none are named; set MM_RAW_SHARDS'}{rest}"
             )
-        stamps |= remote_stamps(
-            [file for file in included if is_remote(file) and file not in stamps], self._options
-        )
+        stamped = [place for file in included if is_remote(file) for place in (file, *tars_beside(file))]
+        stamps |= remote_stamps([place for place in stamped if place not in stamps], self._options)
         notes = [*hive_line(included), *convertible_line(convertible)]
         return Listing(self._planned(included, shards_per_partition, stamps), unmatched, notes)
 
@@ -396,10 +402,9 @@ class RawLocations:
                     f"{location}: no raw shard: the name of one ends in {', '.join(RAW_SUFFIXES)}"
                 )
             excluded.update(file for file in shards if self._is_excluded(file))
-            chosen, passed_over = tars_first([file for file in shards if file not in excluded])
+            chosen, passed_over = first_kind(_without_images([file for file in shards if file not in excluded]))
             files += chosen or shards
-            if passed_over:
-                unmatched.append(passed_over_line(location, passed_over))
+            unmatched += passed_over_lines(location, chosen, passed_over)
         unmatched += [not_utf8(file) for file in files if not is_utf8(file)]
         return list(dict.fromkeys(file for file in files if is_utf8(file))), excluded, unmatched, convertible
 
@@ -426,6 +431,14 @@ class RawLocations:
         if folder not in self._real_folders:
             self._real_folders[folder] = os.path.realpath(folder)
         return os.path.join(self._real_folders[folder], name)
+
+
+def _without_images(files: Sequence[str]) -> list[str]:
+    """Return raw shards without the tars that have only the images of JSON lines among them."""
+    stems = {stem_of(file) for file in files if is_lines(file)}
+    return [
+        file for file in files if not file.endswith(IMAGES_SUFFIX) or stems.isdisjoint(lines_beside(file))
+    ]
 
 
 def relative_root(roots: Sequence[str]) -> str | None:

@@ -20,13 +20,15 @@ import pyarrow as pa
 
 from mm_assets.formats.names import FORMATS as FORMATS
 from mm_assets.formats.names import (
+    PARQUET_SUFFIXES,
     SHOWN,
+    TAR_SUFFIXES,
+    first_kind,
     format_by_suffix,
     format_of,
     listed,
     output_of,
-    passed_over_line,
-    tars_first,
+    passed_over_lines,
     without_sidecars,
 )
 from mm_assets.formats.names import SUFFIXES as SUFFIXES
@@ -38,6 +40,8 @@ from mm_assets.model.samples import Step
 from mm_assets.storage.errors import absent, located
 from mm_assets.storage.files import StorageOptions, filesystem
 from mm_assets.storage.listing import expand_paths, names_in, packed_line, pdf_line
+
+_TARS_OR_PARQUET = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)
 
 
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
@@ -64,10 +68,11 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     names, incidental = _without_incidental(names)
     if incidental:
         warn_user(_incidental_line(source, incidental))
-    names, passed_over = tars_first(names)
-    found = _formats_of(names)
+    chosen, passed_over = first_kind([name for name in names if name.lower().endswith(_TARS_OR_PARQUET)])
+    found = _formats_of(set(names).difference(passed_over))
     if passed_over and len(found) == 1:
-        warn_user(passed_over_line(source, passed_over))
+        for line in passed_over_lines(source, chosen, passed_over):
+            warn_user(line)
     elif passed_over:
         found |= _formats_of(passed_over)
     if not found:

@@ -83,9 +83,9 @@ class WebdatasetSource(FileSource):
         max_member_bytes: int,
         ids: SampleIds | None,
         id_prefix: str = "",
-        samples: Callable[..., TarSamples] | None = None,
+        samples: Callable[..., TarSamples] = TarSamples,
     ) -> None:
-        self._samples = (samples or TarSamples)(
+        self._samples = samples(
             uri, ref_path, layout, max_member_bytes, ids, options, id_prefix
         )
         try:
@@ -358,7 +358,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         uri: str,
         partition: Partition,
         ids: SampleIds | None,
-        samples: Callable[..., TarSamples] | None = None,
+        samples: Callable[..., TarSamples] = TarSamples,
     ) -> FileSource:
         return WebdatasetSource(
             uri,

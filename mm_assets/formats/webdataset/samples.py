@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import IO, Any
@@ -115,6 +115,11 @@ class TarSamples:
         """Remove the local copy of a remote tar, as nobody will read it again."""
         if self._download is not None:
             self._download.forget()
+
+    @property
+    def entries(self) -> int:
+        """Number of the tar's members."""
+        return len(self.index.members) + len(self.index.skipped) + len(self.index.left_out)
 
     @property
     def nbytes(self) -> int:
@@ -392,8 +397,9 @@ def survey_tar(
     max_member_bytes: int,
     options: StorageOptions | None = None,
     id_prefix: str = "",
+    samples: Callable[..., TarSamples] = TarSamples,
 ) -> FileSurvey:
-    """Survey one tar, local or remote, compressed or not.
+    """Survey one tar, local or remote, compressed or not; or another file with such ``samples``.
 
     Nothing in the tar raises: content that cannot be used is among the ``losses``, as with
     ``quarantine_errors`` of the reader. ``ref_path`` is the tar's path in messages and locators.
@@ -401,15 +407,15 @@ def survey_tar(
     Raises:
         OSError: The file cannot be opened.
     """
-    with closing(TarSamples(uri, ref_path, layout, max_member_bytes, SampleIds(), options, id_prefix)) as tar:
+    with closing(samples(uri, ref_path, layout, max_member_bytes, SampleIds(), options, id_prefix)) as tar:
         tally = SchemaTally()
         frames = _Frames(tar.descriptor)
-        samples: list[SurveyedSample] = []
+        surveyed: list[SurveyedSample] = []
         unresolved: list[tuple[str, int, str]] = []
         for member, sample in tar.sound():
             tally.observe(sample)
             images = [row for row in sample.rows if row.modality == "image"]
-            samples.append(
+            surveyed.append(
                 SurveyedSample(
                     sample.sample_id, member.name, member.offset, member.size, len(sample.rows), len(images)
                 )
@@ -421,7 +427,7 @@ def survey_tar(
                 (sample.sample_id, position, faults[position].message) for position in sorted(faults)
             ]
         return FileSurvey(
-            samples=tuple(samples),
+            samples=tuple(surveyed),
             losses=tuple(tar.losses),
             unresolved=tuple(unresolved),
             frame_counts=tuple(frames.differences),
@@ -433,7 +439,7 @@ def survey_tar(
             declared_ints=tally.declared_ints,
             content=tar.content(tally),
             documents="" if tar.decoder.documents is None else tar.decoder.documents.name,
-            members=len(tar.index.members) + len(tar.index.skipped) + len(tar.index.left_out),
+            members=tar.entries,
             nbytes=tar.nbytes,
         )
 

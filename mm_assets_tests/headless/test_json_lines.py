@@ -1,0 +1,183 @@
+"""JSON lines as raw shards of the graph: what is made of them, told of them, and when they count as changed."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.formats.raw_shards import RawLocations
+from mm_assets_tests.cli.commands import run
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.raw_tars import make_tar
+
+PICTURES = [picture(number) for number in range(4)]
+
+
+def lines(path: Path, *documents: Any) -> Path:
+    """Write documents a line; text is written as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{d if isinstance(d, str) else json.dumps(d)}\n" for d in documents).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def settings(folder: Path, raw: str, **others: str) -> dict[str, str]:
+    places = {"MM_STORAGE": str(folder / "storage"), "DAGSTER_HOME": str(folder / "home")}
+    return {"MM_RAW_SHARDS": raw, "MM_WORKERS": "1", **places, **others}
+
+
+def rows(folder: Path, asset: str, shard: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(folder / "storage" / asset / f"{shard}.parquet").to_pylist()
+    return found
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """Two shards of lines: one with a tar beside it and a bad line, one packed, of texts alone."""
+    names = [f"{number}.{suffix}" for number, (suffix, _) in enumerate(PICTURES)]
+    make_tar(
+        tmp_path / "raw" / "a.images.tar",
+        [(name, data) for name, (_, data) in zip(names[:2], PICTURES[:2], strict=True)],
+    )
+    lines(
+        tmp_path / "raw" / "a.jsonl",
+        {"sample_id": "one", "texts": ["first", None], "images": [None, names[0]], "lang": "en"},
+        "{'no': json}",
+        {"texts": [None, "second"], "images": [names[1], None], "lang": "de"},
+    )
+    lines(tmp_path / "raw" / "b.jsonl.gz", {"texts": ["third"], "images": [None], "lang": "en"})
+    return tmp_path / "raw"
+
+
+def test_a_run_over_a_folder_of_lines(tmp_path: Path, raw: Path) -> None:
+    given = settings(tmp_path, str(raw))
+    done = run("run", **given)
+    assert done.returncode == 0, done.stderr
+    made = rows(tmp_path, "filtered", "a")
+    assert [(r["sample_id"], r["position"], r["modality"]) for r in made] == [
+        ("one", -1, "metadata"),
+        ("one", 0, "text"),
+        ("one", 1, "image"),
+        ("a/3", -1, "metadata"),
+        ("a/3", 0, "image"),
+        ("a/3", 1, "text"),
+    ]
+    assert {r["binary_content"] for r in made} - {None} == {data for _, data in PICTURES[:2]}
+    assert [r["text_content"] for r in rows(tmp_path, "filtered", "b") if r["text_content"]] == ["third"]
+
+    (record,) = rows(tmp_path, "quarantine", "a")
+    assert (record["kind"], record["source_uri"], record["member"]) == ("bad_json", "a.jsonl", "line 2")
+    assert record["raw"] == b"{'no': json}"
+
+    told = run("explain", "one", **given)
+    assert "shard a, from a.jsonl: line 1" in told.stdout
+    shown = run("show", "a/3", **given)
+    assert (shown.returncode, "second" in shown.stdout) == (0, True)
+    verified = run("verify", raw / "b.jsonl.gz", tmp_path / "storage" / "curated" / "b.parquet", **given)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+    times = (tmp_path / "storage" / "curated" / "a.parquet").stat().st_mtime_ns
+    assert run("run", **given).returncode == 0
+    assert (tmp_path / "storage" / "curated" / "a.parquet").stat().st_mtime_ns == times
+    make_tar(raw / "a.images.tar", [(f"{n}.{PICTURES[n][0]}", PICTURES[n + 2][1]) for n in range(2)])
+    assert run("run", **given).returncode == 0
+    again = {r["binary_content"] for r in rows(tmp_path, "filtered", "a")} - {None}
+    assert again == {data for _, data in PICTURES[2:4]}
+
+    (raw / "b.jsonl.gz").unlink()
+    assert run("retire", **given).returncode == 0
+    assert not (tmp_path / "storage" / "filtered" / "b.parquet").exists()
+
+
+def test_bad_images_of_lines_are_quarantined_with_their_bytes(tmp_path: Path) -> None:
+    """Also those in a tar that our lines name, whose name has a digest."""
+    cut = PICTURES[1][1][:-30]
+    suffix = PICTURES[1][0]
+    make_tar(tmp_path / "raw" / "a.tar", [(f"x.{suffix}", cut), (f"y.{PICTURES[0][0]}", PICTURES[0][1])])
+    documents = [
+        {"sample_id": "bad", "texts": ["t"], "images": [None, f"x.{suffix}"]},
+        {"sample_id": "good", "texts": ["t"], "images": [None, f"y.{PICTURES[0][0]}"]},
+    ]
+    lines(tmp_path / "raw" / "a.jsonl", *documents)
+    given = settings(tmp_path, str(tmp_path / "raw" / "*.jsonl"), MM_MAX_LOSS="1", MM_DECODE_FRACTION="1")
+    assert run("run", **given).returncode == 0
+    (record,) = rows(tmp_path, "quarantine", "a")
+    assert (record["source_uri"], record["raw"]) == ("a.tar", cut)
+
+
+def test_a_damaged_tar_of_our_own_lines(tmp_path: Path) -> None:
+    """The lines name it; its name has a digest."""
+    names = [f"{number}.{PICTURES[number][0]}" for number in range(2)]
+    make_tar(tmp_path / "a.tar", [(name, PICTURES[n][1]) for n, name in enumerate(names)])
+    documents = [{"sample_id": f"s{n}", "texts": ["t"], "images": [None, name]} for n, name in enumerate(names)]
+    lines(tmp_path / "a.jsonl", *documents)
+    made = run("convert", tmp_path / "a.jsonl", tmp_path / "raw", "--to", "jsonl")
+    assert made.returncode == 0, made.stderr
+    (tar,) = (tmp_path / "raw").glob("*.images.tar")
+    tar.write_bytes(tar.read_bytes()[: 1024 + len(PICTURES[0][1]) // 512 * 512 + 512 + 512])
+    given = settings(tmp_path, str(tmp_path / "raw"), MM_MAX_LOSS="1")
+    assert run("run", **given).returncode == 0
+    assert {r["sample_id"] for r in rows(tmp_path, "filtered", "a")} == {"s0"}
+    found = {record["kind"]: record for record in rows(tmp_path, "quarantine", "a")}
+    assert set(found) == {"truncated_tar", "missing_member"}
+    assert found["truncated_tar"]["source_uri"] == tar.name
+    assert PICTURES[1][1].startswith(found["truncated_tar"]["raw"][512:])
+
+
+def test_a_cut_file_of_lines_keeps_what_is_whole(tmp_path: Path) -> None:
+    documents = [{"sample_id": f"s{n}", "texts": [f"text {n} " * 50]} for n in range(200)]
+    path = lines(tmp_path / "raw" / "a.jsonl.gz", *documents)
+    path.write_bytes(path.read_bytes()[:-40])
+    done = run("run", **settings(tmp_path, str(path)))
+    assert done.returncode == 0, done.stderr
+    kept = {r["sample_id"] for r in rows(tmp_path, "filtered", "a")}
+    assert 0 < len(kept) < 200
+    (record,) = rows(tmp_path, "quarantine", "a")
+    assert record["kind"] == "truncated_tar"
+    assert "cut" in record["message"]
+
+
+def test_which_files_of_a_folder_are_read(tmp_path: Path) -> None:
+    """Tars before Parquet before lines; a tar with the images of lines is none of its own."""
+    raw = tmp_path / "raw"
+    lines(raw / "a.jsonl", {"texts": ["x"]})
+    lines(raw / "b.jsonl", {"texts": ["x"]})
+    make_tar(raw / "a.images.tar", [])
+    make_tar(raw / "b.0123456789abcdef.images.tar", [])
+    found = RawLocations(str(raw)).shards()
+    assert (list(found), found.warnings) == (["a", "b"], ())
+    (raw / "c.parquet").touch()
+    found = RawLocations(str(raw)).shards()
+    assert list(found) == ["c"]
+    assert found.warnings == (
+        f"{raw}: 2 files of JSON lines beside Parquet files passed over, such as a.jsonl; "
+        "name *.jsonl to read them",
+    )
+    make_tar(raw / "d.tar", [])
+    found = RawLocations(str(raw)).shards()
+    assert list(found) == ["d"]
+    assert [line.partition(" passed")[0] for line in found.warnings] == [
+        f"{raw}: 2 files of JSON lines beside tars",
+        f"{raw}: 1 Parquet file beside tars",
+    ]
+    assert list(RawLocations(f"{raw}/*.jsonl").shards()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["a.images.tar", "a.tar"])
+def test_the_tar_of_the_images_counts_in_the_version(tmp_path: Path, name: str) -> None:
+    lines(tmp_path / "a.jsonl", {"texts": ["x"]})
+
+    def version() -> str:
+        return RawLocations(f"{tmp_path}/*.jsonl").shards()["a"].version
+
+    versions = [version()]
+    make_tar(tmp_path / name, [("x.png", b"1")])
+    versions.append(version())
+    make_tar(tmp_path / name, [("x.png", b"2")])
+    versions.append(version())
+    assert len(set(versions)) == 3
+    (tmp_path / name).unlink()
+    assert version() == versions[0]
