@@ -355,6 +355,9 @@ class Settings:
     document_layout: str | None = _setting(
         None, one_of(*LAYOUT_NAMES), "layout of the documents; not set: found by looking at them"
     )
+    images_from: str = _setting(
+        "", raw_locations, "folders and tars with images that documents only name, separated by whitespace"
+    )
     image_member_field: str | None = _setting(None, str, "json field that names the sample's image member")
     image_extensions: tuple[str, ...] = _setting(
         DEFAULT_IMAGE_EXTENSIONS, suffixes, "suffixes of image members"

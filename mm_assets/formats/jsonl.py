@@ -354,7 +354,9 @@ class JsonlSamples(TarSamples):
             if self._ids is None:
                 raise ShardError(f"{self.name}: {line.name}: its images are in {named}, which is not there")
             return None
-        found = [found for found in tars_beside(uri) if exists(found, options)] or _written_beside(uri, options)
+        found = [found for found in tars_beside(uri) if exists(found, options)] or _written_beside(
+            uri, options
+        )
         return found[0] if found else None
 
     def _documents(self, layout: RawLayout, max_member_bytes: int) -> tuple[Mint1tDecoder, list[Member]]:
@@ -399,7 +401,7 @@ def _written_beside(uri: str, options: StorageOptions | None) -> list[str]:
 
 
 def samples_of(uri: str, partition: Partition) -> Callable[..., TarSamples]:
-    """Return the class of the samples of a tar, or of a file of lines, with what it is told of its partition."""
+    """Return what opens the samples of a tar, or of a file of lines, in a partition."""
     if not is_lines(uri):
         return TarSamples
     return partial(JsonlSamples, rows_prefix=id_prefix(ROWS_PREFIX, partition.name, partition.files, uri))

@@ -119,7 +119,14 @@ def is_block(member: str | None) -> bool:
 _MARKER = "/"  # first character of a suffix that is the name of a file inside the output's folder
 
 # Arguments of a reader that describe documents of others: fields of `RawLayout`.
-DOCUMENT_OPTIONS = ("sample_id_field", "sample_id_prefix", "texts_field", "images_field", "document_layout")
+DOCUMENT_OPTIONS = (
+    "sample_id_field",
+    "sample_id_prefix",
+    "texts_field",
+    "images_field",
+    "document_layout",
+    "images_from",
+)
 MEMBER_OPTIONS = ("image_member_field", "per_image_fields", "per_text_fields", "image_extensions")
 
 

@@ -402,7 +402,9 @@ class RawLocations:
                     f"{location}: no raw shard: the name of one ends in {', '.join(RAW_SUFFIXES)}"
                 )
             excluded.update(file for file in shards if self._is_excluded(file))
-            chosen, passed_over = first_kind(_without_images([file for file in shards if file not in excluded]))
+            chosen, passed_over = first_kind(
+                _without_images([file for file in shards if file not in excluded])
+            )
             files += chosen or shards
             unmatched += passed_over_lines(location, chosen, passed_over)
         unmatched += [not_utf8(file) for file in files if not is_utf8(file)]

@@ -257,6 +257,7 @@ class RawGate(dg.ConfigurableResource[Any]):
     document_layout: str | None = Field(
         default=None, description="Layout of the documents; None: found by looking at them."
     )
+    images_from: str = Field(default="", description="Folders and tars with images that documents only name.")
     image_member_field: str | None = Field(
         default=None, description="Json field that names the sample's image member."
     )

@@ -58,6 +58,7 @@ def ingest_shard(job: ShardJob) -> ShardResult:
         taken_ids=options["taken_ids"],
         schema_overrides={field.name: field for field in schema_from_text(options["columns"])},
         relative_to=relative_root(options["raw_roots"]),
+        roots=options["raw_roots"],
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.batching import SampleIds, row_bytes
+from mm_assets.formats.image_places import ImagesElsewhere
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.parquet.document_file import DocumentFile
 from mm_assets.formats.parquet.document_layout import (
@@ -54,7 +55,8 @@ _READ_AT_ONCE = 4 << 20  # bytes
 def no_bytes(name: str | None) -> Fault:
     """Return the error of an image that has at most a name.
 
-    Names in files of others are not read as files, and nothing is downloaded.
+    Names in files of others are not read as files, and nothing is downloaded: `ImagesElsewhere` finds what
+    lies in the places that a user names.
     """
     if name is None:
         return Fault(DANGLING_REFERENCE, "dangling reference: neither bytes nor a name")
@@ -75,7 +77,13 @@ class DocumentScan:
     """
 
     def __init__(
-        self, file: DocumentFile, path: str, ids: SampleIds | None, id_prefix: str, row_prefix: str
+        self,
+        file: DocumentFile,
+        path: str,
+        ids: SampleIds | None,
+        id_prefix: str,
+        row_prefix: str,
+        elsewhere: ImagesElsewhere | None = None,
     ) -> None:
         """Scan a file.
 
@@ -86,6 +94,7 @@ class DocumentScan:
                 that cannot be used raises.
             id_prefix: Put before ids that rows state.
             row_prefix: Put before the row number, for rows that state no id.
+            elsewhere: Where images that are only names lie.
 
         Raises:
             SampleError: A row cannot be used, and ``ids`` is None.
@@ -98,7 +107,7 @@ class DocumentScan:
         self.unresolved: list[tuple[str, int, str]] = []
         self.has_source = False
         self.integers = ColumnIntegers(file.layout.passthrough)
-        self._file, self._layout, self._path = file, file.layout, path
+        self._file, self._layout, self._path, self._elsewhere = file, file.layout, path, elsewhere
         self._registry, self._id_prefix, self._row_prefix = ids, id_prefix, row_prefix
         self._row_bytes = sum(width(field.type) for field in file.layout.passthrough)
         for first, batch in file.read(file.names, _READ_AT_ONCE):
@@ -254,8 +263,10 @@ class DocumentScan:
                     names,
                     strict=True,
                 ):
-                    if self.is_sound[row]:
-                        self.unresolved.append((self.ids[row], position, no_bytes(name).message))
+                    image = Row(position, "image")
+                    _name_only(image, name, self._elsewhere)
+                    if self.is_sound[row] and image.error is not None:
+                        self.unresolved.append((self.ids[row], position, image.error.message))
         self.has_source = self.has_source or needs
 
 
@@ -290,6 +301,7 @@ def build_rows(
     first: int,
     path: str,
     max_image_bytes: int | None,
+    elsewhere: ImagesElsewhere | None = None,
 ) -> pa.Table:
     """Return the rows of some documents, in the columns of ``schema``.
 
@@ -302,6 +314,7 @@ def build_rows(
         path: Path of the file in locators.
         max_image_bytes: A larger image becomes an error row. None: the documents come without image bytes, so
             their types and errors are not known.
+        elsewhere: Where images that are only names lie.
     """
 
     requested = set(schema.names)
@@ -332,11 +345,11 @@ def build_rows(
                 item.text = text
         elif max_image_bytes is not None:
             places = np.array([at for at, row in enumerate(rows) if row.modality == "image"], np.int64)
-            images = _inspected(items, rows_of[name], max_image_bytes)
+            images = _inspected(items, rows_of[name], max_image_bytes, elsewhere)
             blobs = spread_blobs(images, items.at, places, len(rows))
         elif items.column.is_name:
             for item, token in zip(rows_of[name], items.names(), strict=True):
-                item.error = no_bytes(token)
+                _name_only(item, token, elsewhere)
     if SOURCE in requested:
         _keep_residues(documents, layout, samples, found, rows_of)
     built = build_table(samples, blobs, pa.schema([json_field(SOURCE)]), requested)
@@ -351,7 +364,17 @@ def build_rows(
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _inspected(images: Items, rows: Sequence[Row], max_bytes: int) -> pa.Array:
+def _name_only(row: Row, name: str | None, elsewhere: ImagesElsewhere | None) -> None:
+    """Give a row of an image without bytes its place elsewhere, or its fault."""
+    if name is None or elsewhere is None:
+        row.error = no_bytes(name)
+    else:
+        elsewhere.fill(row, name)
+
+
+def _inspected(
+    images: Items, rows: Sequence[Row], max_bytes: int, elsewhere: ImagesElsewhere | None
+) -> pa.Array:
     """Give rows the types and faults of their images; return the bytes, without those of too large ones."""
     blobs = images.blobs()
     views = binary_views(blobs)
@@ -359,7 +382,7 @@ def _inspected(images: Items, rows: Sequence[Row], max_bytes: int) -> pa.Array:
     for row, at, token in zip(rows, images.at.tolist(), images.names(), strict=True):
         view = views[at]
         if view is None:
-            row.error = no_bytes(token)
+            _name_only(row, token, elsewhere)
         elif len(view) > max_bytes:
             row.error = oversized_member(images.column.place(row.position), len(view), max_bytes)
             is_oversized[at] = True

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.batching import SampleIds, cut_by_bytes
+from mm_assets.formats.image_places import ImagesElsewhere, reading_roots
 from mm_assets.formats.names import PARQUET_SUFFIXES
 from mm_assets.formats.parquet.document_file import DocumentFile
 from mm_assets.formats.parquet.document_layout import is_interleaved
@@ -64,9 +65,11 @@ class DocumentSource(FileSource):
         ids: SampleIds | None,
         id_prefix: str,
         row_prefix: str,
+        elsewhere: ImagesElsewhere | None = None,
     ) -> None:
         self._file, self._path, self._max_image_bytes = file, path, max_image_bytes
-        self._scan = DocumentScan(file, path, ids, id_prefix, row_prefix)
+        self._elsewhere = elsewhere
+        self._scan = DocumentScan(file, path, ids, id_prefix, row_prefix, elsewhere)
         passthrough = pa.schema(
             [*file.layout.passthrough, *([json_field(SOURCE)] if self._scan.has_source else [])]
         )
@@ -122,7 +125,14 @@ class DocumentSource(FileSource):
             for start, end in self._runs(first, first + batch.num_rows, budget // row_bytes):
                 documents = batch.slice(start - first, end - start)
                 table = build_rows(
-                    documents, layout, schema, self._scan.ids[start:end], start, self._path, limit
+                    documents,
+                    layout,
+                    schema,
+                    self._scan.ids[start:end],
+                    start,
+                    self._path,
+                    limit,
+                    self._elsewhere,
                 )
                 expected = sum(self._scan.items[start:end])
                 if table.num_rows != expected:  # the fields of a struct contradict each other
@@ -231,7 +241,8 @@ def open_source(
 
         documents = DocumentFile(file, name, size_of(uri, options), layout, per_read, reopen)
         row_id_prefix = id_prefix(ROWS_PREFIX, partition.name, partition.files, uri)
-        return DocumentSource(uri, documents, path, max_member_bytes, ids, prefix, row_id_prefix)
+        elsewhere = ImagesElsewhere.of(layout.images_from, uri, path, max_member_bytes, options)
+        return DocumentSource(uri, documents, path, max_member_bytes, ids, prefix, row_id_prefix, elsewhere)
     except BaseException:
         file.close(force=True)
         raise
@@ -277,6 +288,8 @@ class InterleavedParquetReader(InterleavedReader):
         images_field: for documents, the column with the parallel list of images; without it a column
             ``image`` may hold one image per document.
         document_layout: for documents, their layout; see `InterleavedWebdatasetReader`.
+        images_from: for documents, folders and tars, quoted and separated as in a shell, with the images that
+            are only named, by name or by URL.
         relative_to: folder or URL prefix; locators of documents below it are stored relative to it, so that
             no path of this machine leaks.
         quarantine_errors: samples that cannot be used become losses of the stream, and everything else is
@@ -300,19 +313,22 @@ class InterleavedParquetReader(InterleavedReader):
         texts_field: str = TEXTS,
         images_field: str = IMAGES,
         document_layout: str | None = None,
+        images_from: str = "",
         relative_to: str | None = None,
         quarantine_errors: bool = False,
         max_member_bytes: int = MAX_MEMBER_BYTES,
         taken_ids: Collection[str] = (),
         **others: Any,
     ) -> None:
-        super().__init__(file_paths, **others)
+        others["roots"] = reading_roots(others.get("roots"), relative_to, images_from)
+        super().__init__(file_paths, **{"materialize": bool(images_from), **others})
         self.layout = RawLayout(
             sample_id_field=sample_id_field,
             sample_id_prefix=sample_id_prefix,
             texts_field=texts_field,
             images_field=images_field,
             document_layout=document_layout,
+            images_from=images_from,
         )
         self.relative_to = relative_to
         self.quarantine_errors = quarantine_errors

@@ -244,6 +244,11 @@ def keep_copies(kept: KeptCopies | None) -> None:
     _kept = kept
 
 
+def shared_folder() -> str | None:
+    """Return the folder that the processes of a pool share, which the pool removes; None outside of one."""
+    return None if _kept is None else _kept.folder
+
+
 class Download:
     """An open remote file, or the copy of it that an earlier pass has kept; ``file`` is at its start.
 

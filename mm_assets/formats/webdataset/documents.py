@@ -18,6 +18,7 @@ from mm_assets.formats.document_layouts import (
     is_list_of_texts,
     layout_of,
 )
+from mm_assets.formats.image_places import MIME, ImagesElsewhere
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.reports import IMAGE, TEXT
 from mm_assets.formats.tar.scan import Member, TarIndex
@@ -188,7 +189,6 @@ def find_document_layout(
 
 _KINDS: dict[type, str] = {str: "a string", dict: "an object", bool: "a boolean"}  # others are numbers
 _READ = {TEXT: "a list of strings", IMAGE: "a list of the names of images"}
-_MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["tiff"]}
 
 
 class Mint1tDecoder:
@@ -225,6 +225,7 @@ class Mint1tDecoder:
         self.unread: dict[str, str] = {}
         self.unread_parts: dict[str, None] = {}
         self.referenced: set[str] = set()
+        self.elsewhere: ImagesElsewhere | None = None  # images that only lie in other files
         self._own_images: dict[str, list[str]] | None = None
 
     @property
@@ -447,14 +448,16 @@ class Mint1tDecoder:
                 else:
                     row.content = found
                 self.referenced.add(found.member.name)
-                row.content_type = _MIME.get(extension(found.member.name))
+                row.content_type = MIME.get(extension(found.member.name))
                 row.source_ref = member_ref(self.images_path, found.member, found.frame)
                 is_implied = found.frame is None and found.member.name == token
             else:
                 row.error = found
-                row.content_type = _MIME.get(extension(str(token)))
+                row.content_type = MIME.get(extension(str(token)))
                 row.source_ref = build_source_ref(self.images_path, token if isinstance(token, str) else None)
                 is_implied = isinstance(token, str)
+                if self.elsewhere is not None and is_implied and not found.message.startswith("ambiguous"):
+                    is_implied = not self.elsewhere.fill(row, token)
             if not is_implied:
                 row.extras[SOURCE] = {"token": token}
             rows.append(row)

@@ -80,6 +80,7 @@ class RawLayout:
     image_extensions: tuple[str, ...] = DEFAULT_IMAGE_EXTENSIONS
     json_extensions: tuple[str, ...] = DEFAULT_JSON_EXTENSIONS
     document_layout: str | None = None  # None: found by looking at the documents
+    images_from: str = ""
 
     def __post_init__(self) -> None:
         if self.sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
@@ -104,12 +105,15 @@ class RawLayout:
         return extension(name) in self.image_extensions
 
 
+_LATER_FIELDS = ("document_layout", "images_from")
+
+
 def stated_fields(layout: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `RawLayout`, without what is not set and was not known to older outputs.
 
     Digests of layouts, and of what is made with them, stay as they were.
     """
-    return {name: value for name, value in layout.items() if name != "document_layout" or value is not None}
+    return {name: value for name, value in layout.items() if value or name not in _LATER_FIELDS}
 
 
 def extension(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.image_places import reading_roots
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
 from mm_assets.formats.names import TAR_SUFFIXES
@@ -85,9 +86,7 @@ class WebdatasetSource(FileSource):
         id_prefix: str = "",
         samples: Callable[..., TarSamples] = TarSamples,
     ) -> None:
-        self._samples = samples(
-            uri, ref_path, layout, max_member_bytes, ids, options, id_prefix
-        )
+        self._samples = samples(uri, ref_path, layout, max_member_bytes, ids, options, id_prefix)
         try:
             self._materialize = materialize
             self._members: list[Member] = []
@@ -265,6 +264,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
         json_extensions: Suffixes (any case) of the members that are samples.
         texts_field: Json field with the list of texts.
         images_field: Json field with the parallel list of images.
+        images_from: Folders and tars, quoted and separated as in a shell, with the images that documents only
+            name, by name or by URL.
         image_member_field: Json field with the name of the sample's (multi-frame) image member.
         document_layout: Layout of documents: one of `LAYOUT_NAMES` (`mm_assets.formats.document_layouts`).
             None: it is found by looking at the first documents of each file.
@@ -299,6 +300,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         json_extensions: Sequence[str] = DEFAULT_JSON_EXTENSIONS,
         texts_field: str = TEXTS,
         images_field: str = IMAGES,
+        images_from: str = "",
         image_member_field: str | None = None,
         per_image_fields: Sequence[str] = (),
         per_text_fields: Sequence[str] = (),
@@ -322,7 +324,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
             fields=fields,
             schema=schema,
             schema_overrides=schema_overrides,
-            roots=roots,
+            materialize=materialize and bool(images_from),  # the bytes of a tar are read in any case
+            roots=reading_roots(roots, relative_to, images_from),
             storage_options={**(storage_options or {}), **(read_kwargs or {})} or None,
         )
         self.layout = RawLayout(
@@ -330,6 +333,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
             sample_id_prefix=sample_id_prefix,
             texts_field=texts_field,
             images_field=images_field,
+            images_from=images_from,
             image_member_field=image_member_field,
             per_image_fields=_names(per_image_fields),
             per_text_fields=_names(per_text_fields),

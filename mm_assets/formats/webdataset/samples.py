@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.image_places import ImagesElsewhere
 from mm_assets.formats.images.tiff_directories import count_frames
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.formats.reports import NO_PAIRS, UNREAD, ContentColumns, content_columns
@@ -103,9 +104,11 @@ class TarSamples:
         self.images_name, self.images_path = self.name, path  # of the file that has the images
         self._download: Download | None = None
         self._document: str | None = None  # why captioned images are no pairs: a json
+        elsewhere = ImagesElsewhere.of(layout.images_from, uri, path, max_member_bytes, options)
         with ExitStack() as stack:
             self.descriptor, self.index = self._open(uri, options, stack)
             self.decoder, self.members = self._documents(layout, max_member_bytes)
+            self.decoder.elsewhere = elsewhere
             self._stack = stack.pop_all()
 
     def close(self) -> None:

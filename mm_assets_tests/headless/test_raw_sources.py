@@ -1,10 +1,11 @@
-"""JSON lines as raw shards of the graph: what is made of them, told of them, and when they count as changed."""
+"""Raw shards that are neither tars nor Parquet, and images elsewhere: what the graph makes and tells of them."""
 
 import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -112,7 +113,9 @@ def test_a_damaged_tar_of_our_own_lines(tmp_path: Path) -> None:
     """The lines name it; its name has a digest."""
     names = [f"{number}.{PICTURES[number][0]}" for number in range(2)]
     make_tar(tmp_path / "a.tar", [(name, PICTURES[n][1]) for n, name in enumerate(names)])
-    documents = [{"sample_id": f"s{n}", "texts": ["t"], "images": [None, name]} for n, name in enumerate(names)]
+    documents = [
+        {"sample_id": f"s{n}", "texts": ["t"], "images": [None, name]} for n, name in enumerate(names)
+    ]
     lines(tmp_path / "a.jsonl", *documents)
     made = run("convert", tmp_path / "a.jsonl", tmp_path / "raw", "--to", "jsonl")
     assert made.returncode == 0, made.stderr
@@ -181,3 +184,70 @@ def test_the_tar_of_the_images_counts_in_the_version(tmp_path: Path, name: str) 
     assert len(set(versions)) == 3
     (tmp_path / name).unlink()
     assert version() == versions[0]
+
+
+def test_a_run_with_images_elsewhere(tmp_path: Path) -> None:
+    """Documents name URLs that img2dataset has downloaded; two workers share the index."""
+    (tmp_path / "raw").mkdir()
+    urls = [f"http://example.org/{number}" for number in range(4)]
+    for shard in range(2):
+        documents = {
+            "id": [f"good{shard}", f"bad{shard}", f"cut{shard}"],
+            "images": [[urls[shard], None], [urls[3], None], [None, urls[2]]],
+            "texts": [[None, "t"]] * 2 + [["t", None]],
+        }
+        pq.write_table(pa.table(documents), tmp_path / "raw" / f"{shard}.parquet")
+    members: list[tuple[str, Any]] = []
+    for number in range(3):
+        suffix, image = PICTURES[number]
+        members.append((f"00000000{number}.{suffix}", image[:-20] if number == 2 else image))
+        members.append(
+            (f"00000000{number}.json", {"url": urls[number], "key": str(number), "status": "success"})
+        )
+    make_tar(tmp_path / "images" / "00000.tar", members)
+    failed = {
+        "url": [urls[3]],
+        "key": ["3"],
+        "status": ["failed_to_download"],
+        "error_message": ["HTTP Error 404"],
+    }
+    pq.write_table(pa.table(failed), tmp_path / "images" / "00000.parquet")
+    given = settings(
+        tmp_path,
+        str(tmp_path / "raw"),
+        MM_IMAGES_FROM=str(tmp_path / "images" / "*.tar"),
+        MM_SAMPLE_ID_FIELD="id",
+        MM_WORKERS="2",
+        MM_MAX_LOSS="1",
+        MM_DECODE_FRACTION="1",
+    )
+    done = run("run", **given)
+    assert done.returncode == 0, done.stderr
+    for shard in range(2):
+        made = rows(tmp_path, "filtered", str(shard))
+        assert {r["sample_id"] for r in made} == {f"good{shard}"}
+        (image,) = [r for r in made if r["modality"] == "image"]
+        assert image["binary_content"] == PICTURES[shard][1]
+        assert json.loads(image["_source"]) == {"token": urls[shard]}
+        assert json.loads(image["source_ref"])["member"] == f"00000000{shard}.{PICTURES[shard][0]}"
+        lost = {r["sample_id"]: r for r in rows(tmp_path, "quarantine", str(shard))}
+        assert set(lost) == {f"bad{shard}", f"cut{shard}"}
+        reason = f"the download failed: HTTP Error 404 (as img2dataset notes of {urls[3]!r})"
+        assert lost[f"bad{shard}"]["message"] == reason
+        assert lost[f"cut{shard}"]["kind"] == "undecodable_image"
+    assert "t" in run("show", "good0", **given).stdout
+    source = tmp_path / "raw" / "0.parquet"
+    flags = (
+        "--images-from",
+        tmp_path / "images",
+        "--sample-id-field",
+        "id",
+        "--on-materialize-error",
+        "drop_sample",
+    )
+    made_alone = run("convert", source, tmp_path / "out", "--to", "webdataset", *flags, "--max-loss", "1")
+    assert "1 sample, 1 image" in made_alone.stdout, made_alone.stderr
+    given["MM_IMAGES_FROM"] = str(tmp_path / "none")
+    failing = run("run", **given)
+    assert failing.returncode == 1
+    assert f"MM_IMAGES_FROM: {tmp_path}/none: no such file" in failing.stdout
