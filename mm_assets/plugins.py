@@ -1,4 +1,4 @@
-"""Plugins: modules of users that add filters, measures and checks, and how they are loaded.
+"""Plugins: modules of users that add filters, measures, checks and sources, and how they are loaded.
 
 Only the setting ``MM_PLUGINS`` names them.
 """
@@ -15,7 +15,7 @@ from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import error_line
 
 VARIABLE = "MM_PLUGINS"
-LISTS = ("FILTERS", "MEASURES", "CHECKS")
+LISTS = ("FILTERS", "MEASURES", "CHECKS", "SOURCES")
 
 
 class PluginError(MmAssetsError, ValueError):

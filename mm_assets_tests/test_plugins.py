@@ -71,7 +71,7 @@ def test_settings_of_a_plugin_are_settings(module: Module) -> None:
         ("import no_such_package", "cannot be imported: No module named 'no_such_package'"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
         ("x = (", "cannot be imported: SyntaxError: '(' was never closed"),
-        ("x = 1", "it has none of FILTERS, MEASURES, CHECKS"),
+        ("x = 1", "it has none of FILTERS, MEASURES, CHECKS, SOURCES"),
         ("FILTERS = int", "FILTERS must be a list, not <class 'int'>"),
         ("FILTERS = (5,)", "5 in FILTERS is no class of filters: derive it from ScoreFilter"),
         (FILTER.replace('name = "large"', ""), "filter Large needs a name of lower-case letters"),

@@ -3,7 +3,7 @@
 * `RawLocations` lists what ``MM_RAW_SHARDS`` names: paths, globs, brace lists, URLs or modalities, with
   spaces between.
 * `RawAbsence` tells whether a shard is gone, or only out of reach.
-* `made_address` is the address of raw shards that are made when they are opened: of modalities, and of PDFs.
+* `made_address` is the address of raw shards that are made when opened: of modalities, PDFs, and plugins.
 * `RawReader` reads tars, JSON lines, and Parquet files of other tools.
 """
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.document_tars import PluginAddress
 from mm_assets.formats.jsonl import IMAGES_SUFFIX, lines_beside, samples_of, stem_of, tars_beside
 from mm_assets.formats.names import RAW_SUFFIXES, first_kind, is_lines, is_parquet, passed_over_lines
 from mm_assets.formats.paired.merge import PairedAddress, modality_of
@@ -54,8 +55,10 @@ from mm_assets.storage.listing import convertible_line, expand, hive_line
 from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.storage.stores import canonical_url, clean_url, expand_braces, without_secrets
 
+MadeAddress = PairedAddress | PdfAddress | PluginAddress
 
-def made_address(items: Sequence[str], missing_keys: str) -> PairedAddress | PdfAddress | None:
+
+def made_address(items: Sequence[str], missing_keys: str) -> MadeAddress | None:
     """Return the address that items stand for together; None where they are files of raw shards as such.
 
     Args:
@@ -63,8 +66,13 @@ def made_address(items: Sequence[str], missing_keys: str) -> PairedAddress | Pdf
         missing_keys: see `PairedAddress`.
 
     Raises:
-        ValueError: modalities or PDFs are mixed with other locations, or a modality is named twice.
+        ValueError: modalities, PDFs or a plugin are mixed with other locations, or a modality is named twice.
     """
+    plugins = list(filter(None, map(PluginAddress.named, items)))
+    if plugins and len(items) > 1:
+        raise ValueError(f"raw shards: plugin:… and other locations cannot be mixed: {' '.join(items)}")
+    if plugins:
+        return plugins[0]
     pdfs = [found for item in items if (found := pdf_location(item)) is not None]
     if pdfs and len(pdfs) == len(items):
         return PdfAddress(tuple(pdfs))
@@ -84,17 +92,18 @@ def made_address(items: Sequence[str], missing_keys: str) -> PairedAddress | Pdf
 
 
 def location_of(item: str) -> str:
-    """Return the absolute path or URL of an input; of PDFs, the URL of the tars made of them.
+    """Return the absolute path or URL of an input; of PDFs, or a plugin, the URL of the tars made of them.
 
     Warns of what looks like data beside the PDFs, but is not read.
 
     Raises:
-        FileNotFoundError: it names PDFs, and there are none.
+        FileNotFoundError: it names PDFs or a plugin, and there are none.
+        ValueError: there is no such plugin.
     """
     pdfs = pdf_location(item)
-    if pdfs is None:
+    address = PluginAddress.named(item) if pdfs is None else PdfAddress((pdfs,))
+    if address is None:
         return absolute(item)
-    address = PdfAddress((pdfs,))
     address.names()
     for line in address.passed_over():
         warn_user(line)
@@ -265,7 +274,7 @@ class RawLocations:
             missing_keys: see `PairedAddress`.
 
         Raises:
-            ValueError: an unmatched quotation mark, or modalities or PDFs mixed with other locations.
+            ValueError: an unmatched quotation mark, or locations that cannot be mixed.
         """
         self._options = options
         self._real_folders: dict[str, str] = {}  # of this listing: asking the file system is slow

@@ -12,13 +12,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
-from fsspec.spec import AbstractFileSystem
 
 from mm_assets.formats.names import block_name, sample_key
 from mm_assets.formats.pdf.address import OpenSource, PdfAddress, PdfInput, PdfSource, open_source
@@ -29,8 +27,8 @@ from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.tar.writer import FileRange, TarWriter
 from mm_assets.formats.webdataset.layout import PDF_PROTOCOL, SampleError, native_payload, parse_payload
 from mm_assets.formats.webdataset.virtual_tars import (
+    VirtualTars,
     refusal,
-    virtual_file,
     virtual_info,
     write_unpaired,
     write_unread,
@@ -40,7 +38,6 @@ from mm_assets.model.errors import BAD_LAYOUT, UNREADABLE_PDF, Fault
 from mm_assets.model.json_codec import build_column, dumps, json_field
 from mm_assets.model.samples import build_source_ref
 from mm_assets.model.schema import schema_to_text
-from mm_assets.storage.files import open_binary, size_of
 
 MAX_BLOCKS = 100_000
 
@@ -370,76 +367,30 @@ def _write_other(tar: TarWriter, name: str, member: Member) -> None:
     write_unpaired(tar, f"{name}/{member.name}", f"{name}: {member.name}", ref, None)
 
 
-_SUFFIX = ".tar"
 _REVISION = "1"  # of the content of these tars: part of their identity, so a new one makes outputs again
 
 
-class PdfFileSystem(AbstractFileSystem):
+class PdfFileSystem(VirtualTars[list[PdfSource]]):
     """``pdf://ADDRESS``: a folder with a tar ``NAME.tar`` for each shard.
 
-    A tar is made when it is opened. ``pdf://ADDRESS/NAME/FILE`` is an original file, as named by locators.
-    See `PdfAddress` and `write_shard`.
+    ``pdf://ADDRESS/NAME/FILE`` is an original file, as named by locators. See `PdfAddress` and `write_shard`.
     """
 
     protocol = PDF_PROTOCOL
+    called = "folder of PDFs"
 
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        path = self._strip_protocol(path)
-        token, _slash, inner = path.partition("/")
-        shards = PdfAddress.parse(token).names()
-        if inner.removesuffix(_SUFFIX) in shards and inner.endswith(_SUFFIX):
-            infos = [self._shard_info(path, shards[inner.removesuffix(_SUFFIX)])]
-        else:
-            infos = self._inside(token, f"{inner}/" if inner else "", shards)
-        if not infos:
-            raise FileNotFoundError(f"{inner}: no folder of PDFs of this name")
-        return infos if detail else [info["name"] for info in infos]
+    def shards(self, token: str) -> Mapping[str, list[PdfSource]]:
+        return PdfAddress.parse(token).names()
 
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
-        path = self._strip_protocol(path)
-        token, _slash, inner = path.partition("/")
-        shards = PdfAddress.parse(token).names()
-        if (original := _original(shards, inner)) is not None:
-            return {"name": path, "size": size_of(original), "type": "file"}
-        if inner.endswith(_SUFFIX) and inner.removesuffix(_SUFFIX) in shards:
-            return self._shard_info(path, shards[inner.removesuffix(_SUFFIX)])
-        if not inner or any(name.startswith(f"{inner}/") for name in shards):
-            return {"name": path, "size": 0, "type": "directory"}
-        raise FileNotFoundError(f"{inner}: no folder of PDFs of this name")
-
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> IO[bytes]:
-        if mode != "rb":
-            raise ValueError(f"PDFs can only be read, not opened in mode {mode!r}")
-        token, _slash, inner = self._strip_protocol(path).partition("/")
-        shards = PdfAddress.parse(token).names()
-        if (original := _original(shards, inner)) is not None:
-            return open_binary(original)
-        if inner.removesuffix(_SUFFIX) not in shards:
-            raise FileNotFoundError(f"{inner}: no folder of PDFs of this name")
-        return virtual_file(partial(write_shard, shards[inner.removesuffix(_SUFFIX)]))
-
-    def _inside(self, token: str, prefix: str, shards: dict[str, list[PdfSource]]) -> list[dict[str, Any]]:
-        """Return what is right below a folder: shards, and folders with shards below them."""
-        infos: dict[str, dict[str, Any]] = {}
-        for name, sources in shards.items():
-            if not name.startswith(prefix):
-                continue
-            head, slash, _ = name[len(prefix) :].partition("/")
-            path = f"{token}/{prefix}{head}"
-            if slash:
-                infos.setdefault(path, {"name": path, "size": 0, "type": "directory"})
-            else:
-                infos[f"{path}{_SUFFIX}"] = self._shard_info(f"{path}{_SUFFIX}", sources)
-        return list(infos.values())
-
-    def _shard_info(self, path: str, sources: Sequence[PdfSource]) -> dict[str, Any]:
-        files = {name: uri for source in sources for name, uri in source.files.items()}
+    def shard_info(self, path: str, shard: list[PdfSource]) -> dict[str, Any]:
+        files = {name: uri for source in shard for name, uri in source.files.items()}
         return virtual_info(
             path, (_REVISION,), ((os.path.basename(name), uri) for name, uri in files.items())
         )
 
+    def write(self, token: str, name: str, shard: list[PdfSource], target: str) -> None:
+        write_shard(shard, target)
 
-def _original(shards: dict[str, list[PdfSource]], name: str) -> str | None:
-    """Return the original file that a locator's name stands for."""
-    sources = shards.get(name.rpartition("/")[0], [])
-    return next((source.files[name] for source in sources if name in source.files), None)
+    def original(self, shards: Mapping[str, list[PdfSource]], name: str) -> str | None:
+        sources = shards.get(name.rpartition("/")[0], [])
+        return next((source.files[name] for source in sources if name in source.files), None)

@@ -60,7 +60,8 @@ _SUFFIX = re.compile(r"[^\s./\\*?\[\]{}]+")
 
 MERGED_PROTOCOL = "paired"  # of URLs of tars that are merged from those of single modalities
 PDF_PROTOCOL = "pdf"  # of URLs of tars that are made of PDF files
-VIRTUAL_SCHEMES = (f"{MERGED_PROTOCOL}://", f"{PDF_PROTOCOL}://")
+PLUGIN_PROTOCOL = "plugin"  # of URLs of tars that are made of documents of a plugin
+VIRTUAL_SCHEMES = tuple(f"{protocol}://" for protocol in (MERGED_PROTOCOL, PDF_PROTOCOL, PLUGIN_PROTOCOL))
 
 # Prefixes for sample ids that start anew in each shard: "shard" is the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)

@@ -1,6 +1,7 @@
 """Virtual tars: made when they are opened, as files of their file systems; and their entries beside samples.
 
 * `virtual_info`, `virtual_file`: what ``paired://`` and ``pdf://`` say of such a tar, and the tar itself.
+* `VirtualTars`: base of file systems of one folder with such tars.
 * `refusal`, `write_unread`, `write_unpaired`: entries for what could not be made a sample of.
 """
 
@@ -9,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from typing import IO, Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Any, Generic, TypeVar
+
+from fsspec import AbstractFileSystem
 
 from mm_assets.formats.names import sample_key
 from mm_assets.formats.tar.index import TarIndex
@@ -25,7 +29,7 @@ from mm_assets.formats.webdataset.layout import (
 )
 from mm_assets.model.json_codec import dumps
 from mm_assets.model.samples import build_source_ref
-from mm_assets.storage.files import is_remote, local_path, size_of
+from mm_assets.storage.files import is_remote, local_path, open_binary, size_of
 from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
 
 
@@ -40,15 +44,22 @@ def virtual_info(path: str, marks: Sequence[str], files: Iterable[tuple[str, str
     named = list(files)
     stamps = remote_stamps([file for _, file in named if is_remote(file)])
     stamps |= {file: local_stamp(local_path(file)) for _, file in named if not is_remote(file)}
-    identity = [*marks, *(f"{name}:{stamps[file]}" for name, file in named)]
-    return {
-        "name": path,
-        # Approximate: the tar has other headers, and json of its own. A missing file only fails when the tar
-        # is opened.
-        "size": sum(size_of(file) for _, file in named if stamps[file] != MISSING),
-        "type": "file",
-        "ETag": hashlib.sha256("\n".join(identity).encode()).hexdigest()[:32],
-    }
+    # Approximate: the tar has other headers, and json of its own. A missing file only fails when the tar is
+    # opened.
+    size = sum(size_of(file) for _, file in named if stamps[file] != MISSING)
+    return version_info(path, [*marks, *(f"{name}:{stamps[file]}" for name, file in named)], size)
+
+
+def version_info(path: str, identity: Sequence[str], size: int = 0) -> dict[str, Any]:
+    """Return what a file system says of a tar.
+
+    Args:
+        path: the tar.
+        identity: what its content depends on.
+        size: its approximate bytes; 0: unknown.
+    """
+    etag = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:32]
+    return {"name": path, "size": size, "type": "file", "ETag": etag}
 
 
 def virtual_file(make: Callable[[str], None]) -> IO[bytes]:
@@ -59,14 +70,101 @@ def virtual_file(make: Callable[[str], None]) -> IO[bytes]:
         return open(target, "rb")
 
 
-def refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]:
+Shard = TypeVar("Shard")
+_SUFFIX = ".tar"
+
+
+class VirtualTars(AbstractFileSystem, Generic[Shard]):
+    """``PROTOCOL://TOKEN``: a folder with a tar ``NAME.tar`` for each shard, made when it is opened.
+
+    ``called`` is what a shard is called in messages.
+    """
+
+    called: str
+
+    @abstractmethod
+    def shards(self, token: str) -> Mapping[str, Shard]:
+        """Return the shards of a folder by name."""
+
+    @abstractmethod
+    def shard_info(self, path: str, shard: Shard) -> dict[str, Any]:
+        """Return what is known of a tar without making it, as `version_info`."""
+
+    @abstractmethod
+    def write(self, token: str, name: str, shard: Shard, target: str) -> None:
+        """Write the tar of a shard to the file ``target``."""
+
+    def original(self, shards: Mapping[str, Shard], name: str) -> str | None:
+        """Return the original file that a locator's name stands for; None where there is none."""
+        return None
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path, token, inner, shards = self._found(path)
+        if (shard := shards.get(_stem(inner))) is not None:
+            infos = [self.shard_info(path, shard)]
+        else:
+            infos = self._inside(token, f"{inner}/" if inner else "", shards)
+        if not infos:
+            raise self._absent(inner)
+        return infos if detail else [info["name"] for info in infos]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path, _token, inner, shards = self._found(path)
+        if (original := self.original(shards, inner)) is not None:
+            return {"name": path, "size": size_of(original), "type": "file"}
+        if (shard := shards.get(_stem(inner))) is not None:
+            return self.shard_info(path, shard)
+        if not inner or any(name.startswith(f"{inner}/") for name in shards):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise self._absent(inner)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> IO[bytes]:
+        if mode != "rb":
+            raise ValueError(f"{self.protocol}:// can only be read, not opened in mode {mode!r}")
+        _path, token, inner, shards = self._found(path)
+        if (original := self.original(shards, inner)) is not None:
+            return open_binary(original)
+        name = _stem(inner)
+        if (shard := shards.get(name)) is None:
+            raise self._absent(inner)
+        return virtual_file(lambda target: self.write(token, name, shard, target))
+
+    def _found(self, path: str) -> tuple[str, str, str, Mapping[str, Shard]]:
+        path = self._strip_protocol(path)
+        token, _slash, inner = path.partition("/")
+        return path, token, inner, self.shards(token)
+
+    def _absent(self, inner: str) -> FileNotFoundError:
+        return FileNotFoundError(f"{inner}: no {self.called} of this name")
+
+    def _inside(self, token: str, prefix: str, shards: Mapping[str, Shard]) -> list[dict[str, Any]]:
+        """Return what is right below a folder: shards, and folders with shards below them."""
+        infos: dict[str, dict[str, Any]] = {}
+        for name, shard in shards.items():
+            if not name.startswith(prefix):
+                continue
+            head, slash, _ = name[len(prefix) :].partition("/")
+            path = f"{token}/{prefix}{head}"
+            if slash:
+                infos.setdefault(path, {"name": path, "size": 0, "type": "directory"})
+            else:
+                infos[f"{path}{_SUFFIX}"] = self.shard_info(f"{path}{_SUFFIX}", shard)
+        return list(infos.values())
+
+
+def _stem(name: str) -> str:
+    """Return the name of the shard that a tar is made of; empty for any other file."""
+    return name.removesuffix(_SUFFIX) if name.endswith(_SUFFIX) else ""
+
+
+def refusal(sample_id: str, kind: str, reason: str, ref: str | None) -> dict[str, Any]:
     """Return the json of a sample that readers refuse and account for.
 
     Args:
         sample_id: its id.
         kind: class of the fault.
         reason: what is wrong with it.
-        ref: locator of the fault.
+        ref: locator of the fault; None: it is in this json.
     """
     return {SAMPLE_ID: sample_id, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [kind, reason, ref]}}
 
