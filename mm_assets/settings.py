@@ -424,6 +424,18 @@ class Settings:
     clip_model: str | None = _setting(
         None, os.path.expanduser, "folder with a CLIP model, for clip_similarity and clip_embedding"
     )
+    clip_networks: str | None = _setting(
+        None, str, "scores by networks over clip_embedding, as name=file.safetensors, separated by whitespace"
+    )
+    stopwords: str | None = _setting(
+        None, os.path.expanduser, "file with a stopword on each line; not set: English ones"
+    )
+    flagged_words: str | None = _setting(
+        None, os.path.expanduser, "file with a word on each line, for flagged_words"
+    )
+    common_words: str | None = _setting(
+        None, os.path.expanduser, "file with a word on each line, for common_words"
+    )
     filter_preset: str = _setting(
         NONE, one_of(*PRESETS), "filters that are set together; settings of their own come before it"
     )

@@ -18,7 +18,7 @@ from mm_assets.storage.stores import S3_OPTIONS, S3_SCHEMES, StoreTable, is_stor
 FILE = "mm_assets.toml"
 PREFIX = "MM_"
 # Settings whose items may hold commas: they are separated by whitespace, as in a shell.
-SPACED = ("MM_RAW_SHARDS", "MM_ALERTS")
+SPACED = ("MM_RAW_SHARDS", "MM_ALERTS", "MM_CLIP_NETWORKS")
 _NO_NUMBER = 10**100  # more than any setting takes, less than `repr` refuses
 _LONG = re.compile(r"\d[\d_]{4299}")  # more digits than `int` takes
 _STORES = "stores"

@@ -1,10 +1,11 @@
-"""Filter chain: all filters of a shard as one step, and the base classes of image and sample filters.
+"""Filter chain: all filters of a shard as one step, and the base classes of filters.
 
-`FilterChain` measures images once, then judges images and samples. The judgement itself (`decide`) needs
-scores alone: it says what several filters make of the images and samples of a table.
+`FilterChain` measures images once, then judges images, texts and samples. The judgement itself (`decide`)
+needs scores alone: it says what several filters make of the items and samples of a table.
 
 `ScoreFilter` is the base class of filters that judge images by their scores: a filter adds a name, settings
-and a verdict. `SampleFilter` is that of filters that judge whole samples.
+and a verdict. `TextFilter` is that of filters that judge texts, `SampleFilter` that of filters that judge
+whole samples.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mm_assets.filters.scores import (
     score_rows,
     score_samples,
 )
+from mm_assets.filters.texts import ALWAYS, TEXT, TextScore
 from mm_assets.formats.parquet.files import UnreadableFile
 from mm_assets.model.errors import warn_user
 from mm_assets.model.losses import Loss, with_errors
@@ -122,21 +124,31 @@ def _row_keys(table: pa.Table, rows: Sequence[int] | None = None) -> list[Mappin
     return (columns if rows is None else columns.take(pa.array(rows, pa.int64()))).to_pylist()
 
 
-class ImageRefusals:
-    """What filters have to say against images; each filter is asked once about each.
+class ItemRefusals:
+    """What filters have to say against images and texts; each filter is asked once about each.
 
     Args:
         scores: the scores of the images that can be judged, by row.
+        find_texts: returns those of the texts; called only if there are filters of texts.
     """
 
-    def __init__(self, scores: Mapping[int, ImageScore]) -> None:
+    def __init__(
+        self, scores: Mapping[int, ImageScore], find_texts: Callable[[], Mapping[int, TextScore]] = dict
+    ) -> None:
         self.scores = scores
-        self._known: dict[int, tuple[Filter[ImageScore], Mapping[int, Refusal]]] = {}
+        self._find_texts = find_texts
+        self._known: dict[int, tuple[Filter[Any], Mapping[int, Refusal]]] = {}
 
-    def of(self, judge: Filter[ImageScore]) -> Mapping[int, Refusal]:
+    @cached_property
+    def texts(self) -> Mapping[int, TextScore]:
+        """The scores of the texts, by row."""
+        return self._find_texts()
+
+    def of(self, judge: Filter[Any]) -> Mapping[int, Refusal]:
         """Return the refusals of one filter, by row in the order of the rows."""
         if id(judge) not in self._known:
-            refused = _refusals(judge, self.scores)
+            scores: Mapping[int, Any] = self.texts if isinstance(judge, TextFilter) else self.scores
+            refused = _refusals(judge, scores)
             self._known[id(judge)] = judge, refused  # with the filter, so that no other gets its id
         return self._known[id(judge)][1]
 
@@ -154,53 +166,57 @@ def _refusals(judge: Filter[S], scores: Mapping[int, S]) -> dict[int, Refusal]:
 
 def decide(
     images: Sequence[Filter[ImageScore]],
-    samples: Sequence[Filter[SampleScore]],
+    samples: Sequence[Filter[Any]],
     row_keys: RowKeys,
-    image_refusals: ImageRefusals,
+    item_refusals: ItemRefusals,
     sample_scores: Callable[[], SampleScores],
 ) -> Decisions:
     """Return what filters decide, by the rules of `FilterChain`.
 
     Args:
         images: filters of images, in order.
-        samples: filters of samples, in order.
+        samples: filters of texts and of samples, in order.
         row_keys: all rows.
-        image_refusals: what filters of images say.
+        item_refusals: what filters of images and texts say.
         sample_scores: returns those of the samples; called only if there are filters of samples.
     """
-    refusals, flags = _decide_images(images, image_refusals)
+    texts = [judge for judge in samples if isinstance(judge, TextFilter)]
+    samples = [judge for judge in samples if not isinstance(judge, TextFilter)]
+    refusals, flags = _decide_items([*images, *texts], item_refusals)
     if any(refusal.filter.action == DROP_SAMPLE for refusal in refusals.values()):
         refusals |= _lost_with_samples(row_keys, refusals)
     if samples:
-        more, sample_flags = _decide_samples(samples, row_keys, refusals, sample_scores())
+        left_texts = item_refusals.texts if texts else None
+        more, sample_flags = _decide_samples(samples, row_keys, refusals, sample_scores(), left_texts)
         refusals |= more
         flags += sample_flags
     return Decisions(refusals, [(row, refusal) for row, refusal in flags if row not in refusals])
 
 
-def _decide_images(
-    filters: Sequence[Filter[ImageScore]], image_refusals: ImageRefusals
+def _decide_items(
+    filters: Sequence[Filter[Any]], item_refusals: ItemRefusals
 ) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
-    """Return the refusal that decides about each refused image, by row, and all flags with their rows."""
+    """Return the refusal that decides about each refused item, by row, and all flags with their rows."""
     refusals: dict[int, Refusal] = {}
     flags: list[tuple[int, Refusal]] = []
-    # Those that drop samples come first: an image that another one drops must not hide from them.
+    # Those that drop samples come first: an item that another one drops must not hide from them.
     for judge in sorted(filters, key=lambda judge: judge.action != DROP_SAMPLE):
         if judge.action == FLAG:
-            flags += image_refusals.of(judge).items()
+            flags += item_refusals.of(judge).items()
         else:
-            refusals = {**image_refusals.of(judge), **refusals}
+            refusals = {**item_refusals.of(judge), **refusals}
     return refusals, flags
 
 
 def _lost_with_samples(row_keys: RowKeys, refusals: Mapping[int, Refusal]) -> dict[int, Refusal]:
-    """Return the refusals of all rows of the samples that an image takes with it, by row."""
+    """Return the refusals of all rows of the samples that an item takes with it, by row."""
     lost: dict[int, Refusal] = {}
     for rows in row_keys.samples:
         causes = [row for row in rows if row in refusals and refusals[row].filter.action == DROP_SAMPLE]
         if causes:
             first = refusals[causes[0]]
-            beside = first._replace(reason=f"an image of its sample: {first.reason}", is_cause=False)
+            one = "a text" if isinstance(first.filter, TextFilter) else "an image"
+            beside = first._replace(reason=f"{one} of its sample: {first.reason}", is_cause=False)
             lost |= dict.fromkeys(rows, beside) | {row: refusals[row] for row in causes}
     return lost
 
@@ -210,11 +226,20 @@ def _decide_samples(
     row_keys: RowKeys,
     lost: Mapping[int, Refusal],
     known: SampleScores,
+    texts: Mapping[int, TextScore] | None,
 ) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
-    """Return the refusals of all rows of refused samples, by row, and the flags of samples that stay."""
+    """Return the refusals of all rows of refused samples, by row, and the flags of samples that stay.
+
+    Args:
+        lost: rows that filters of items drop.
+        texts: the scores of all texts, by row; None where no filter of texts drops any.
+    """
     samples = [left for rows in row_keys.samples if (left := [row for row in rows if row not in lost])]
     scores = [
-        _with_images(known.of(str(row_keys[rows[0]]["sample_id"])), row_keys.images_among(rows))
+        known.of(str(row_keys[rows[0]]["sample_id"])).left(
+            row_keys.images_among(rows),
+            None if texts is None else [texts[row].index for row in rows if row in texts],
+        )
         for rows in samples
     ]
     refusals: dict[int, Refusal] = {}
@@ -231,18 +256,52 @@ def _decide_samples(
     return refusals, flags
 
 
-def _with_images(score: SampleScore, images: int) -> SampleScore:
-    return score if score.images == images else replace(score, images=images)
-
-
 @dataclass(frozen=True)
 class SampleFilter(Filter[SampleScore]):
     """Refuses the samples for which `verdict` returns a reason.
 
-    The images of a sample are counted as the filters of images have left them.
+    Images and texts of a sample are counted as the filters of items have left them.
     """
 
     actions = (DROP_SAMPLE, FLAG)
+
+
+@dataclass(frozen=True)
+class TextFilter(Filter[TextScore]):
+    """Refuses the text rows for which `verdict` returns a reason.
+
+    Where they are dropped, nothing else changes: positions keep their gaps, samples without texts stay.
+    """
+
+    actions = (DROP_ITEM, DROP_SAMPLE, FLAG)
+
+    def needs(self) -> tuple[str, ...]:
+        return (*ALWAYS, *(TEXT + name for name in self.scores))
+
+
+def text_scores(table: pa.Table, samples: SampleScores) -> dict[int, TextScore]:
+    """Return the scores of the texts of a table, by row.
+
+    Raises:
+        ValueError: a sample has other texts than were scored: table and scores do not belong together.
+    """
+    is_text = pc.and_(pc.equal(table.column("modality"), "text"), pc.is_valid(table.column("text_content")))
+    rows = pc.indices_nonzero(pc.and_(is_text, pc.is_null(table.column("materialize_error"))))
+    by_sample: dict[str, list[int]] = {}
+    for row, sample_id in zip(
+        rows.to_pylist(), table.column("sample_id").take(rows).to_pylist(), strict=True
+    ):
+        by_sample.setdefault(sample_id, []).append(row)
+    found: dict[int, TextScore] = {}
+    for sample_id, texts in by_sample.items():
+        score = samples.of(sample_id)
+        if score.texts != len(texts):
+            raise ValueError(
+                f"sample {sample_id!r}: scores of {score.texts} texts, but it has {len(texts)}; "
+                f"materialize {samples.asset} again"
+            )
+        found.update((row, score.text(index)) for index, row in enumerate(texts))
+    return dict(sorted(found.items()))
 
 
 SCORES = "scores"
@@ -252,20 +311,20 @@ SAMPLE_SCORES = "sample_scores"
 
 NO_MEASURES: Final = MeasureSelection()
 
-Observer = Callable[[pa.Table, RowKeys, ImageRefusals, Callable[[], SampleScores]], None]
+Observer = Callable[[pa.Table, RowKeys, ItemRefusals, Callable[[], SampleScores]], None]
 
 
 @dataclass(frozen=True)
 class FilterChain:
-    """Filters that judge the images of a shard one after the other, then its samples.
+    """Filters that judge the images and texts of a shard one after the other, then its samples.
 
-    An image that a filter with the action ``drop_sample`` refuses takes its sample with it, whatever other
-    filters say. Then the first filter that refuses an image drops it. The samples that are left are judged by
+    An item that a filter with the action ``drop_sample`` refuses takes its sample with it, whatever other
+    filters say. Then the first filter that refuses an item drops it. The samples that are left are judged by
     what they still have. What a filter with the action ``flag`` refuses stays, and is listed.
 
     Args:
         images: filters of images, in order.
-        samples: filters of samples, in order.
+        samples: filters that look at sample scores: those of texts and of samples, in order.
         image_measures: measures that they look at; so are ``sample_measures``.
         image_scores: stored scores (side inputs, see `bind`). Without them images are measured anew.
         sample_scores: likewise.
@@ -273,7 +332,7 @@ class FilterChain:
     """
 
     images: tuple[Filter[ImageScore], ...] = ()
-    samples: tuple[Filter[SampleScore], ...] = ()
+    samples: tuple[Filter[Any], ...] = ()
     image_measures: tuple[ImageMeasure, ...] = ()
     sample_measures: tuple[SampleMeasure, ...] = ()
     image_scores: ImageScores | None = field(default=None, compare=False, repr=False)
@@ -282,14 +341,14 @@ class FilterChain:
 
     @classmethod
     def of(cls, filters: Iterable[Filter[Any]], measures: MeasureSelection = NO_MEASURES) -> Self:
-        """Return a chain of filters of images and of samples; without measures it judges by scores alone.
+        """Return a chain of filters; without measures it judges by scores alone.
 
         Neither settings nor plugins are asked: a worker may know none.
         """
         filters = tuple(filters)
         return cls(
-            tuple(made for made in filters if not isinstance(made, SampleFilter)),
-            tuple(made for made in filters if isinstance(made, SampleFilter)),
+            tuple(made for made in filters if not isinstance(made, SampleFilter | TextFilter)),
+            tuple(made for made in filters if isinstance(made, SampleFilter | TextFilter)),
             measures.images,
             measures.samples,
         )
@@ -321,13 +380,13 @@ class FilterChain:
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         scores, errors = self._image_scores(batch)
-        image_refusals = ImageRefusals(scores)
         table = with_errors(batch.data, errors)
         row_keys = RowKeys(table)
         sample_scores = cache(lambda: self._sample_scores(table))
+        item_refusals = ItemRefusals(scores, lambda: text_scores(table, sample_scores()))
         if self.observer is not None:
-            self.observer(table, row_keys, image_refusals, sample_scores)
-        decisions = self.decide(row_keys, image_refusals, sample_scores)
+            self.observer(table, row_keys, item_refusals, sample_scores)
+        decisions = self.decide(row_keys, item_refusals, sample_scores)
         refusals = decisions.refusals
         flagged = row_keys.at([row for row, _ in decisions.flags])
         flags = tuple(r.loss(row_key) for (_, r), row_key in zip(decisions.flags, flagged, strict=True))
@@ -343,10 +402,10 @@ class FilterChain:
         return StepResult(batch.with_data(kept), lost, removed, counts, flags=flags)
 
     def decide(
-        self, row_keys: RowKeys, image_refusals: ImageRefusals, sample_scores: Callable[[], SampleScores]
+        self, row_keys: RowKeys, item_refusals: ItemRefusals, sample_scores: Callable[[], SampleScores]
     ) -> Decisions:
         """Return what these filters decide, see `decide`."""
-        return decide(self.images, self.samples, row_keys, image_refusals, sample_scores)
+        return decide(self.images, self.samples, row_keys, item_refusals, sample_scores)
 
     def _image_scores(self, batch: InterleavedBatch) -> tuple[dict[int, ImageScore], dict[int, str]]:
         """Return the scores of the images that can be judged, by row, and the errors of the others."""

@@ -20,15 +20,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from reprlib import repr
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import IO, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from mm_assets.filters.measure import BatchedMeasure, ImageContent
-from mm_assets.model.errors import MmAssetsError, require
+from mm_assets.filters.measure import BatchedMeasure, ImageContent, MeasureFileError
+from mm_assets.model.errors import require
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.files import NoRegularFile, regular_file
 
@@ -44,7 +44,7 @@ _MOST_JSON = 100 << 20
 _AT_ONCE = 1 << 20
 
 
-class ClipModelError(MmAssetsError, ValueError):
+class ClipModelError(MeasureFileError):
     """A CLIP model cannot be used; the message names its folder."""
 
 
@@ -172,21 +172,32 @@ def _weights(folder: Path) -> list[Path]:
 def _tensors(weights: list[Path]) -> Iterator[str]:
     """Yield the names of the tensors in safetensors files, from their headers."""
     for path in weights:
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                if length > min(_MOST_JSON, path.stat().st_size):
-                    raise ClipModelError(f"{path}: damaged: no safetensors file")
-                header = json.loads(file.read(length))
-        except ValueError as error:
-            if isinstance(error, ClipModelError):
-                raise
-            raise ClipModelError(f"{path}: damaged: no safetensors file") from error
-        except RecursionError as error:
-            raise ClipModelError(f"{path}: damaged: its header is nested too deep") from error
-        if not isinstance(header, dict):
-            raise ClipModelError(f"{path}: damaged: no safetensors file")
-        yield from header
+        with path.open("rb") as file:
+            yield from tensor_header(file, path.stat().st_size, str(path))
+
+
+def tensor_header(file: IO[bytes], size: int, path: str) -> Mapping[str, Any]:
+    """Return the header of a safetensors file: its tensors by name.
+
+    Args:
+        size: bytes of the file.
+        path: how the user knows it.
+
+    Raises:
+        ClipModelError: in one line, it has none.
+    """
+    try:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(_MOST_JSON, size):
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(file.read(length))
+    except ValueError as error:
+        raise ClipModelError(f"{path}: damaged: no safetensors file") from error
+    except RecursionError as error:
+        raise ClipModelError(f"{path}: damaged: its header is nested too deep") from error
+    if not isinstance(header, dict):
+        raise ClipModelError(f"{path}: damaged: no safetensors file")
+    return header
 
 
 def _object(path: Path) -> Mapping[str, Any]:

@@ -17,10 +17,12 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.chain import SampleFilter, ScoreFilter
+from mm_assets.filters.chain import SampleFilter, ScoreFilter, TextFilter
 from mm_assets.filters.filter import Filter, FilterSettingError, S, setting
+from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures
-from mm_assets.filters.scores import ImageScore, SampleScore, Score
+from mm_assets.filters.scores import ImageScore, SampleScore
+from mm_assets.filters.texts import TextScore
 from mm_assets.model.errors import MmAssetsError, nearest
 
 _PARTS: Final = frozenset(
@@ -217,8 +219,7 @@ class Condition(Filter[S]):
     def types(cls) -> dict[str, pa.DataType]:
         """Return the types of all scores by name."""
         known = known_measures()
-        measures = known.images if cls.kind is ImageScore else known.samples
-        return {**cls.kind.always, **{measure.name: measure.type for measure in measures}}
+        return cls.kind.types(known.images if cls.kind is ImageScore else known.samples)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -232,7 +233,7 @@ class Condition(Filter[S]):
         object.__setattr__(self, "_names", names)
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in self._names if name not in self.kind.always)
+        return tuple(measure for name in self._names for measure in self.kind.needed(name))
 
     def verdict(self, score: S) -> str | None:
         return self.verdicts([score])[0]
@@ -265,6 +266,21 @@ class ImageCondition(Condition[ImageScore], ScoreFilter):
         str,
         "true",
         "condition for the images that are kept, such as \"width >= 200 and format != 'gif'\"",
+    )
+
+
+@dataclass(frozen=True)
+class TextCondition(Condition[TextScore], TextFilter):
+    """Keeps the texts for which a condition holds."""
+
+    name = "keep_texts"
+    kind = TextScore
+
+    condition: str = setting(
+        "keep_texts",
+        str,
+        "true",
+        'condition for the texts that are kept, such as "words >= 4 and special_characters <= 0.3"',
     )
 
 

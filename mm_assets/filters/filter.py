@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from mm_assets.filters.scores import Score
+from mm_assets.filters.measure import Score
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.errors import error_line
 

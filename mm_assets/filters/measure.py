@@ -4,6 +4,7 @@
   is seen.
 * `ImageMeasure`, `SampleMeasure`: measures of images and of samples. What they see of one is its
   `ImageContent` or `SampleContent`. Pixels are decoded when a measure first asks for them.
+* `Score`: the values for one image, text or sample, by name.
 * `ImageMeasurer`: each image is decoded at most once, for all its measures, and none is kept.
 """
 
@@ -20,6 +21,7 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.formats.images.pixels import Pixels, TooMuchMemory, rgb_pixels, turned
@@ -27,6 +29,7 @@ from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import ImageError, MmAssetsError, unreadable_image
 from mm_assets.storage.errors import error_line
+from mm_assets.storage.files import open_binary
 
 _MEASURE = b"mm_assets:measure"
 
@@ -166,6 +169,51 @@ def read_scores(uri: str, base: pa.Schema, digest: str | None = None) -> pa.Tabl
     return table
 
 
+DECODE_ERROR: Final = "decode_error"
+"""Value of an image that a measure could not decode: the message. Filters by the header alone ignore it."""
+
+
+class UnknownScore(MmAssetsError, ValueError):
+    """A filter asks for a score that there is not; the message names those that there are."""
+
+
+class Score:
+    """The measurements of one image, text or sample; ``values`` has those of measures, by name."""
+
+    __slots__ = ()
+
+    always: ClassVar[Mapping[str, pa.DataType]]
+    """Scores that there are without a measure, with their types."""
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def types(cls, measures: Iterable[Measure[Any]]) -> dict[str, pa.DataType]:
+        """Return the types of all scores by name, with those of all ``measures`` of their kind."""
+        return {**cls.always, **{measure.name: measure.type for measure in measures}}
+
+    @classmethod
+    def needed(cls, name: str) -> tuple[str, ...]:
+        """Return the names of the measures that a score is made of."""
+        return () if name in cls.always else (name,)
+
+    def value(self, name: str) -> Any:
+        """Return a score by name: one of `always`, or that of a measure; None where it has none.
+
+        Raises:
+            UnknownScore: there is none of this name.
+        """
+        if not all(measure in self.values for measure in self.needed(name)):
+            known = ", ".join((*self.always, *(known for known in self.values if known != DECODE_ERROR)))
+            hint = "that of a measure is there if the filter's `scores` name it"
+            raise UnknownScore(f"there is no score {name!r}, only {known}; {hint}")
+        return self.get(name)
+
+    def get(self, name: str) -> Any:
+        """Return a score by name; None also where there is none of this name."""
+        return getattr(self, name) if name in self.always else self.values.get(name)
+
+
 T = TypeVar("T")
 
 SMALL_SIDE: Final = 512
@@ -271,6 +319,33 @@ def scaled_down(luma: Pixels, side: int) -> Pixels:
     return np.asarray(cv2.resize(luma, size, interpolation=cv2.INTER_AREA), np.uint8)
 
 
+class MeasureFileError(MmAssetsError, ValueError):
+    """A file that a measure needs cannot be used; the message names it."""
+
+
+def file_content(file: str, most: int, digest: str | None = None) -> bytes:
+    """Return the content of a file that a measure needs.
+
+    Args:
+        file: path or URL.
+        most: bytes that it may have.
+        digest: that of the content where the run was planned (xxh3-128).
+
+    Raises:
+        MeasureFileError: it cannot be read, has more bytes, or another content.
+    """
+    try:
+        with open_binary(file) as opened:
+            data = opened.read(most + 1)
+    except OSError as error:
+        raise MeasureFileError(error_line(error)) from error
+    if len(data) > most:
+        raise MeasureFileError(f"{file}: it has more than {most >> 20} MiB")
+    if digest is not None and xxhash.xxh3_128_hexdigest(data) != digest:
+        raise MeasureFileError(f"{file}: another content here than where the run was planned")
+    return data
+
+
 @dataclass
 class SampleContent:
     """The texts of one sample, in the order of their positions, and its number of images.
@@ -278,10 +353,12 @@ class SampleContent:
     Images with an error do not count.
     """
 
-    texts: Sequence[str]
+    texts: list[str]
     images: int
     once: dict[str, Any] = field(default_factory=dict)
     """What one measure has found out and another can use, by name."""
+    positions: list[int] = field(default_factory=list)
+    """Those of the texts."""
 
     @cached_property
     def text(self) -> str:
@@ -338,8 +415,22 @@ class BatchedMeasure(ImageMeasure):
         """Return the values for what `measure` returned, at most ``batch_size`` images at once."""
 
 
-DECODE_ERROR: Final = "decode_error"
-"""Value of an image that a measure could not decode: the message. Filters by the header alone ignore it."""
+@dataclass(frozen=True)
+class DerivedMeasure(ImageMeasure):
+    """A measure made of the values of another one: where these are stored, no image is read."""
+
+    decodes = False
+
+    of: ClassVar[str]
+    """The other one."""
+
+    def measure(self, image: ImageContent) -> Any:
+        raise NotImplementedError
+
+    @abstractmethod
+    def measure_all(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the values for those of the other measure; None where there is none."""
+
 
 DECODE_ERRORS: Final = _column(DECODE_ERROR, pa.string(), "1", {})
 """Column of these messages, beside those of measures."""
@@ -351,11 +442,12 @@ MOST_DECODED_PIXELS: Final = 1 << 25
 class ImageMeasurer:
     """Takes measures of one image after the other.
 
-    Values of measures that take many images at once are there after `finish` at the latest.
+    Values of measures that take many images at once are there after `finish` at the latest. Those of
+    `DerivedMeasure`s are not taken here.
     """
 
-    def __init__(self, measures: Sequence[ImageMeasure]) -> None:
-        self._measures = measures
+    def __init__(self, measures: Iterable[ImageMeasure]) -> None:
+        self._measures = measures = not_derived(measures)
         self._without_pixels = {measure.name for measure in measures if not measure.decodes}
         self._waiting: dict[str, list[tuple[dict[str, Any], Any]]] = {
             measure.name: [] for measure in measures if isinstance(measure, BatchedMeasure)
@@ -414,3 +506,8 @@ class ImageMeasurer:
 def decoding(measures: Iterable[ImageMeasure]) -> bool:
     """Return whether one of some measures looks at pixels."""
     return any(measure.decodes for measure in measures)
+
+
+def not_derived(measures: Iterable[ImageMeasure]) -> list[ImageMeasure]:
+    """Return the measures that look at images, not only at the values of others."""
+    return [measure for measure in measures if not isinstance(measure, DerivedMeasure)]

@@ -3,8 +3,9 @@
 * Images: entropy, sharpness, area of QR codes, perceptual hash (PDQ) and SHA-256 of the file. Sharpness is
   the variance of the Laplacian, at the size of the file and at one size for all images. It is computed in
   little memory and without rounding.
-* Samples: the language, as py3langid tells it, repeated lines and repeated five-word sequences. `LANGUAGES`
-  are those of py3langid 0.4, which takes half a second to say so itself.
+* Samples and their texts: the language, as py3langid tells it, repeated lines and repeated five-word
+  sequences; `mm_assets.filters.texts` has the others. `LANGUAGES` are those of py3langid 0.4, which takes
+  half a second to say so itself.
 * `IMAGE_MEASURES` and `SAMPLE_MEASURES` are the only lists of them; plugins add to them (`known_measures`). A
   measure is only taken if something asks for it (`selected_measures`).
 """
@@ -21,10 +22,12 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.filters.clip import ClipEmbedding, ClipSimilarity
+from mm_assets.filters.clip_network import clip_networks
 from mm_assets.filters.filter import FilterSettingError
 from mm_assets.filters.measure import (
     DECODE_ERROR,
     SMALL_SIDE,
+    DerivedMeasure,
     ImageContent,
     ImageMeasure,
     Measure,
@@ -33,6 +36,16 @@ from mm_assets.filters.measure import (
     scaled_down,
 )
 from mm_assets.filters.scores import HEADER_TYPES, SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA, TEXT_TYPES
+from mm_assets.filters.texts import (
+    ALWAYS,
+    OF_TEXTS,
+    TEXT_MEASURES,
+    CharacterRepetition,
+    TextMeasure,
+    WordRepetition,
+    list_of,
+    needed,
+)
 from mm_assets.formats.images.pixels import Pixels
 from mm_assets.model.errors import nearest, require
 from mm_assets.plugins import listed, load_plugins, plugin_fault
@@ -388,11 +401,56 @@ class SharpnessAtOneSize(ImageMeasure):
         return laplacian_variance(image.small_luma)
 
 
+_OF_TEXTS: Final = "languages"  # in SampleContent.once
+
+
+def _languages(sample: SampleContent) -> list[tuple[str | None, float | None]]:
+    """Return code and probability of each text, found out once for both measures."""
+    if _OF_TEXTS not in sample.once:
+        found = (_identify(text[:LANGUAGE_CHARACTERS]) for text in sample.texts)
+        sample.once[_OF_TEXTS] = [one or (None, None) for one in found]
+    known: list[tuple[str | None, float | None]] = sample.once[_OF_TEXTS]
+    return known
+
+
+@dataclass(frozen=True)
+class TextLanguage(TextMeasure):
+    """The language of each text, as ISO 639-1 code."""
+
+    name = "text_language"
+    library = "py3langid"
+    type = list_of(pa.string())
+    version = "1"
+    meaning = "most probable language of each text, told as that of a sample"
+
+    def measure(self, sample: SampleContent) -> list[str | None]:
+        return [code for code, _ in _languages(sample)]
+
+
+@dataclass(frozen=True)
+class TextLanguageProbability(TextMeasure):
+    """How probable the language of each text is."""
+
+    name = "text_language_probability"
+    library = "py3langid"
+    type = list_of(pa.float64())
+    version = "1"
+    meaning = "probability of the language of each text, 0 to 1, in thousandths; null where there is none"
+
+    def measure(self, sample: SampleContent) -> list[float | None]:
+        return [probability for _, probability in _languages(sample)]
+
+
 SAMPLE_MEASURES: tuple[SampleMeasure, ...] = (
     Language(),
     LanguageProbability(),
     Repetition(),
     RepeatedLines(),
+    CharacterRepetition(),
+    WordRepetition(),
+    *TEXT_MEASURES,
+    TextLanguage(),
+    TextLanguageProbability(),
 )
 """Measures in the order of their columns."""
 
@@ -411,7 +469,7 @@ IMAGE_MEASURES: tuple[ImageMeasure, ...] = (
 """Measures in the order of their columns."""
 
 
-_TAKEN = {*HEADER_TYPES, *TEXT_TYPES, *SCORES_SCHEMA.names, *SAMPLE_SCORES_SCHEMA.names, DECODE_ERROR}
+_ALWAYS = {*HEADER_TYPES, *TEXT_TYPES, *SCORES_SCHEMA.names, *SAMPLE_SCORES_SCHEMA.names, DECODE_ERROR}
 
 
 @dataclass(frozen=True)
@@ -434,12 +492,13 @@ def known_measures() -> MeasureSelection:
         PluginError: in one line that names the module, for what is no measure, or has the name of another.
     """
     images, samples = list(IMAGE_MEASURES), list(SAMPLE_MEASURES)
+    images += clip_networks({*_ALWAYS, *OF_TEXTS, *names_of(images), *names_of(samples)})
     for module in load_plugins():
         for added in listed(module, "MEASURES"):
             if not isinstance(added, ImageMeasure | SampleMeasure):
                 hint = "derive it from ImageMeasure or SampleMeasure"
                 raise plugin_fault(module, f"{added!r} in MEASURES is no measure: {hint}")
-            taken = {*_TAKEN, *names_of(images), *names_of(samples)}
+            taken = {*_ALWAYS, *OF_TEXTS, *names_of(images), *names_of(samples)}
             if added.name in taken:
                 raise plugin_fault(module, f"measure {added.name!r}: the name is taken")
             if isinstance(added, ImageMeasure):
@@ -457,9 +516,13 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
         MissingExtra: a library that one needs is not installed.
         ValueError: in one line, for a measure that the settings do not allow.
     """
-    known, wanted = known_measures(), set(names)
+    known = known_measures()
+    wanted = {measure for name in names for measure in needed(name)}
+    wanted |= {m.of for m in known.images if m.name in wanted and isinstance(m, DerivedMeasure)}
+    if any(measure.name in wanted for measure in known.samples if isinstance(measure, TextMeasure)):
+        wanted.update(ALWAYS)
     for name in sorted(wanted.difference(known.names)):
-        hint = "it is there in any case: leave it out" if name in _TAKEN else nearest(name, known.names)
+        hint = "it is there in any case: leave it out" if name in _ALWAYS else nearest(name, known.names)
         raise FilterSettingError("scores", f"there is no score {name!r} to be measured; {hint}")
     selected = MeasureSelection(
         tuple(measure.configured() for measure in known.images if measure.name in wanted),

@@ -4,7 +4,8 @@
 preset (`PRESETS`) is settings of filters that have a name together.
 
 * Filters of images: by the sides and their ratio, the bytes, and other bounds of one score each.
-* Filters of samples: by the language of their texts, and by bounds of one score each.
+* Filters of texts and of samples: by language, and by bounds of one score each. Those with a row in
+  `_OF_TEXTS` are there for both.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from mm_assets.filters.chain import FilterChain, SampleFilter, ScoreFilter
-from mm_assets.filters.condition import ImageCondition, SampleCondition
+from mm_assets.filters.chain import FilterChain, SampleFilter, ScoreFilter, TextFilter
+from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
 from mm_assets.filters.filter import (
     Bounds,
     Filter,
     FilterSetting,
     FilterSettingError,
+    S,
     maximum,
     minimum,
     setting,
 )
 from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
+from mm_assets.filters.texts import TextScore
 from mm_assets.model.errors import nearest
 from mm_assets.plugins import listed, plugin_fault
 
@@ -122,15 +125,48 @@ class ClipSimilarityFilter(ImageBounds):
 _LANGUAGE, _PROBABILITY = "language", "language_probability"
 
 
-@dataclass(frozen=True)
-class LanguageFilter(SampleFilter):
-    """Refuses samples in other languages, or in one that was hard to tell.
+class Languages(Filter[S]):
+    """Refuses what is in other languages than the field ``languages`` has, or in one that was hard to tell.
 
-    Samples whose texts are too short for a guess are refused, too.
+    What is too short for a guess is refused, too.
     """
 
-    name = "language"
     scores = (_LANGUAGE, _PROBABILITY)
+
+    languages: tuple[str, ...] = ()
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "languages", tuple(code.lower() for code in self.languages))
+        names = {field: known.name for field, known in self.settings().items()}
+        for code in self.languages:
+            if code not in LANGUAGES:
+                reason = f"{code!r} is no ISO 639-1 code of a language that is told apart"
+                hint = nearest(code[:2], LANGUAGES, 0.5)
+                raise FilterSettingError(names["languages"], f"{reason}; {hint}")
+        if self.least > 1:
+            raise ValueError(f"{names['least']} is at most 1, not {self.least:g}")
+
+    def verdict(self, score: S) -> str | None:
+        language = score.get(_LANGUAGE)
+        if language is None:
+            return "of no language that could be told"
+        if self.languages and language not in self.languages:
+            return "of another language"
+        is_sure = score.get(_PROBABILITY) >= self.least
+        return None if is_sure else f"less than {self.settings()['least'].name}"
+
+    def measure(self, score: S) -> float | None:
+        value: float | None = score.get(_PROBABILITY)
+        return value
+
+
+@dataclass(frozen=True)
+class LanguageFilter(Languages[SampleScore], SampleFilter):
+    """Refuses samples by the language of their texts."""
+
+    name = "language"
 
     languages: tuple[str, ...] = setting(
         "languages", tuple, (), "languages of the samples that are kept: ISO 639-1 codes such as en,de"
@@ -139,26 +175,21 @@ class LanguageFilter(SampleFilter):
         _PROBABILITY, float, "least probability (0..1) of the language of the samples that are kept"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "languages", tuple(code.lower() for code in self.languages))
-        for code in self.languages:
-            if code not in LANGUAGES:
-                reason = f"{code!r} is no ISO 639-1 code of a language that is told apart"
-                raise FilterSettingError("languages", f"{reason}; {nearest(code[:2], LANGUAGES, 0.5)}")
-        if self.least > 1:
-            raise ValueError(f"min_language_probability is at most 1, not {self.least:g}")
 
-    def verdict(self, score: SampleScore) -> str | None:
-        language = score.get(_LANGUAGE)
-        if language is None:
-            return "of no language that could be told"
-        if self.languages and language not in self.languages:
-            return "of another language"
-        return None if score.get(_PROBABILITY) >= self.least else "less than min_language_probability"
+@dataclass(frozen=True)
+class TextLanguageFilter(Languages[TextScore], TextFilter):
+    """Refuses texts by their language."""
 
-    def measure(self, score: SampleScore) -> float | None:
-        return score.get(_PROBABILITY)
+    name = "text_language"
+
+    languages: tuple[str, ...] = setting(
+        "text_languages", tuple, (), "languages of the texts that are kept: ISO 639-1 codes such as en,de"
+    )
+    least: float = minimum(
+        "text_language_probability",
+        float,
+        "least probability (0..1) of the language of the texts that are kept",
+    )
 
 
 @dataclass(frozen=True)
@@ -249,7 +280,89 @@ class RepetitionFilter(SampleBounds):
     )
 
 
+class TextBounds(Bounds[TextScore], TextFilter):
+    """Refuses texts by the bounds of one score."""
+
+
+class _Quantity(NamedTuple):
+    """A score of texts and of samples that has filters of both."""
+
+    score: str
+    kind: type
+    what: str
+    is_lower: bool = True
+    is_upper: bool = False
+    of_both: bool = True
+
+
+_OF_TEXTS: Final = (
+    _Quantity("words", int, "words", True, True, of_both=False),
+    _Quantity("characters", int, "characters", True, True),
+    _Quantity("word_length", float, "mean characters of a word", True, True),
+    _Quantity("lettered_words", float, "share (0..1) of words with a letter"),
+    _Quantity("special_characters", float, "share (0..1) of characters that are no letters", False, True),
+    _Quantity("punctuation", float, "share (0..1) of punctuation marks among words and marks"),
+    _Quantity("stopwords", float, "share (0..1) of words that are stopwords"),
+    _Quantity("flagged_words", float, "share (0..1) of words in the list of flagged words", False, True),
+    _Quantity("common_words", float, "share (0..1) of words in the list of common words"),
+    _Quantity("character_repetition", float, "share (0..1) of repeated 10 characters in a row", False, True),
+    _Quantity("word_repetition", float, "share (0..1) of repeated 5 words in a row", False, True),
+)
+
+
+def _bounds(quantity: _Quantity, base: type[Bounds[Any]], prefix: str, one: str) -> type[Bounds[Any]]:
+    """Return the filter by the bounds of a quantity.
+
+    Args:
+        prefix: begins its name, and those of its settings behind ``min_`` and ``max_``.
+        one: what it judges.
+    """
+    name, kept = prefix + quantity.score, f"{quantity.what} of the {one}s that are kept"
+    fields: list[tuple[str, Any, Any]] = []
+    if quantity.is_lower:
+        fields.append(("least", quantity.kind, minimum(name, quantity.kind, f"least {kept}")))
+    if quantity.is_upper:
+        fields.append(("most", quantity.kind, maximum(name, quantity.kind, f"greatest {kept}")))
+    label = "".join(part.title() for part in f"{one}_{quantity.score}_filter".split("_"))
+    namespace = {
+        "__module__": __name__,
+        "__doc__": f"Refuses {one}s by the {quantity.what}.",
+        "name": name,
+        "of": quantity.score,
+        "scores": (quantity.score,) if base is TextBounds else SampleScore.needed(quantity.score),
+    }
+    made = make_dataclass(label, fields, bases=(base,), namespace=namespace, frozen=True)
+    globals()[label] = made  # where pickle looks for it
+    return made
+
+
+_TEXT_FILTERS = tuple(_bounds(quantity, TextBounds, "text_", "text") for quantity in _OF_TEXTS)
+_SAMPLE_FILTERS = tuple(
+    _bounds(quantity, SampleBounds, "", "sample") for quantity in _OF_TEXTS if quantity.of_both
+)
+
+
+@dataclass(frozen=True)
+class TextCountFilter(SampleBounds):
+    """Refuses samples with too few or too many texts, as the filters of texts have left them."""
+
+    name = of = "texts"
+
+    least: int = minimum("texts", int, "least texts of the samples that are kept")
+    most: int = maximum("texts", int, "most texts of the samples that are kept")
+
+
 NONE: Final = "none"
+
+_MMC4: Final[Mapping[str, Any]] = {
+    "min_image_side": 150,
+    "min_aspect_ratio": 0.5,
+    "max_aspect_ratio": 2.0,
+    "min_clip_similarity": 0.15,
+    "languages": ("en",),
+    "min_language_probability": 0.99,
+    "min_images": 1,
+}
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     NONE: {},
@@ -269,8 +382,63 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "languages": ("en",),
         "min_language_probability": 0.65,
     },
+    "obelics": {
+        "keep_images": "format in ('jpg', 'png', 'webp')",
+        "min_image_side": 150,
+        "max_longer_side": 20000,
+        "min_aspect_ratio": 0.5,
+        "max_aspect_ratio": 2.0,
+        "min_text_words": 4,
+        "max_text_words": 1000,
+        "max_text_character_repetition": 0.1,
+        "max_text_word_repetition": 0.1,
+        "max_text_special_characters": 0.3,
+        "min_text_stopwords": 0.3,
+        "keep_texts": "words < 12 or punctuation >= 0.001",
+        "min_images": 1,
+        "max_images": 30,
+        "min_words": 10,
+        "max_words": 2000,
+        "max_character_repetition": 0.1,
+        "max_word_repetition": 0.2,
+        "max_special_characters": 0.275,
+        "min_stopwords": 0.35,
+        "min_punctuation": 0.03,
+        "languages": ("en",),
+        "min_language_probability": 0.8,
+    },
+    "mmc4": _MMC4,
+    "mmc4_core": {**_MMC4, "min_texts": 4, "max_texts": 40, "min_images": 2, "max_images": 15},
+    "datacomp_basic": {
+        "min_image_side": 200,
+        "min_aspect_ratio": 1 / 3,
+        "max_aspect_ratio": 3.0,
+        "min_images": 1,
+        "min_words": 3,
+        "min_characters": 6,
+        "languages": ("en",),
+    },
+    "omnicorpus_en": {
+        "min_image_side": 150,
+        "min_aspect_ratio": 0.5,
+        "max_aspect_ratio": 2.0,
+        "min_text_words": 5,
+        "min_text_characters": 10,
+        "min_words": 50,
+        "max_words": 100_000,
+        "min_word_length": 3.0,
+        "max_word_length": 10.0,
+        "keep_samples": (
+            "lettered_words > 0.8 and stopwords * lettered_words * words >= 1.5 "
+            "and (images <= 2 or images_per_word <= 0.02)"
+        ),
+    },
 }
-"""Values by setting. `docs/filters.md` has their sources, and what of them scores cannot say."""
+"""Values by setting. `docs/filters.md` has their sources, and what of them scores cannot say.
+
+The filters are applied in the order of `FILTERS`: items first, then what they have left of a sample. That is
+the order of each of these recipes.
+"""
 
 
 def with_preset(preset: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,9 +457,14 @@ FILTERS: tuple[type[Filter[Any]], ...] = (
     EntropyFilter,
     ClipSimilarityFilter,
     ImageCondition,
+    *_TEXT_FILTERS,
+    TextLanguageFilter,
+    TextCondition,
     ImageCountFilter,
+    TextCountFilter,
     WordCountFilter,
     ImagesPerWordFilter,
+    *_SAMPLE_FILTERS,
     LanguageFilter,
     RepetitionFilter,
     SampleCondition,

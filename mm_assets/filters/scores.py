@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -23,6 +24,7 @@ import xxhash
 from mm_assets.filters.measure import (
     DECODE_ERROR,
     DECODE_ERRORS,
+    DerivedMeasure,
     ImageContent,
     ImageMeasure,
     ImageMeasurer,
@@ -30,15 +32,18 @@ from mm_assets.filters.measure import (
     MeasureFailed,
     SampleContent,
     SampleMeasure,
+    Score,
     column_of,
     column_values,
     decoding,
     is_measured,
     measuring,
     missing_measures,
+    not_derived,
     read_scores,
     with_columns,
 )
+from mm_assets.filters.texts import OF_TEXTS, TextMeasure, TextScore, needed, of_texts, text_list, text_values
 from mm_assets.formats.images.headers import ImageInfo, probe
 from mm_assets.model.errors import DataError, ImageError, MmAssetsError, unreadable_image
 from mm_assets.model.nested_types import binary_views
@@ -61,37 +66,6 @@ _LARGE: Final = 32 << 20
 """Bytes of an image before whose measuring Arrow gives back what it keeps: reading it has left as much."""
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
-
-
-class UnknownScore(MmAssetsError, ValueError):
-    """A filter asks for a score that there is not; the message names those that there are."""
-
-
-class Score:
-    """The measurements of one image or sample; ``values`` has those of measures, by name."""
-
-    __slots__ = ()
-
-    always: ClassVar[Mapping[str, pa.DataType]]
-    """Scores that there are without a measure, with their types."""
-
-    values: Mapping[str, Any]
-
-    def value(self, name: str) -> Any:
-        """Return a score by name: one of `always`, or that of a measure; None where it has none.
-
-        Raises:
-            UnknownScore: there is none of this name.
-        """
-        if name not in self.always and name not in self.values:
-            known = ", ".join((*self.always, *(known for known in self.values if known != DECODE_ERROR)))
-            hint = "that of a measure is there if the filter's `scores` name it"
-            raise UnknownScore(f"there is no score {name!r}, only {known}; {hint}")
-        return self.get(name)
-
-    def get(self, name: str) -> Any:
-        """Return a score by name; None also where there is none of this name."""
-        return getattr(self, name) if name in self.always else self.values.get(name)
 
 
 Place = TypeVar("Place")
@@ -125,7 +99,7 @@ class StoredScores(ABC, Generic[Place, S, M]):
         )
 
     @staticmethod
-    def _values(column: pa.ChunkedArray) -> list[Any]:
+    def _values(column: pa.ChunkedArray) -> Sequence[Any]:
         """Return the values of a measure."""
         return list(column.to_pylist())
 
@@ -249,6 +223,19 @@ def score_rows(
             raise ValueError(f"sample {sample_id!r}, position {position}: {reason}") from error
     if measurer is not None:
         measurer.finish()
+    return _with_derived(scores, measures)
+
+
+def _with_derived(scores: list[ImageScore], measures: Iterable[ImageMeasure]) -> list[ImageScore]:
+    """Return scores with the values of measures that are made of other values."""
+    for measure in measures:
+        if isinstance(measure, DerivedMeasure):
+            with measuring(measure, MmAssetsError):
+                values = measure.measure_all([score.values.get(measure.of) for score in scores])
+            scores = [
+                replace(score, values={**score.values, measure.name: value})
+                for score, value in zip(scores, values, strict=True)
+            ]
     return scores
 
 
@@ -300,7 +287,7 @@ SAMPLE_SCORES_SCHEMA = pa.schema(
 white space. ``text_digest`` is that of all texts in their order; null where there is none.
 """
 
-COLUMNS = ("sample_id", "modality", "text_content", "materialize_error")
+COLUMNS = ("sample_id", "position", "modality", "text_content", "materialize_error")
 """Columns of interleaved rows that sample scores are made from."""
 
 TEXT_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
@@ -331,6 +318,40 @@ class SampleScore(Score):
     def images_per_word(self) -> float:
         """Images divided by words; a sample without words counts as one with one."""
         return self.images / max(self.words, 1)
+
+    @classmethod
+    def types(cls, measures: Iterable[Measure[Any]]) -> dict[str, pa.DataType]:
+        own = {measure.name: measure.type for measure in measures if not isinstance(measure, TextMeasure)}
+        return {**cls.always, **OF_TEXTS, **own}
+
+    @classmethod
+    def needed(cls, name: str) -> tuple[str, ...]:
+        return () if name in cls.always else needed(name)
+
+    def get(self, name: str) -> Any:
+        if name in self.always:
+            return getattr(self, name)
+        return of_texts(name, self.values) if name in OF_TEXTS else self.values.get(name)
+
+    def text(self, index: int) -> TextScore:
+        """Return the score of one of its texts."""
+        return TextScore(self.values, index)
+
+    def left(self, images: int, texts: Sequence[int] | None) -> SampleScore:
+        """Return the score of what filters of items have left of the sample.
+
+        Args:
+            images: how many there are.
+            texts: which of its texts are left; None for all.
+        """
+        if texts is None or len(texts) == self.texts:
+            return self if images == self.images else replace(self, images=images)
+        values = {
+            name: value[texts] if isinstance(value, np.ndarray) else value
+            for name, value in self.values.items()
+        }
+        words = int(values["text_words"].sum())
+        return replace(self, images=images, texts=len(texts), words=words, values=values)
 
 
 def score_samples(
@@ -370,7 +391,7 @@ def score_samples(
     for name in schema.names[len(SAMPLE_SCORES_SCHEMA) :]:
         taken = {} if name in missing else earlier
         columns[name] = [
-            taken[sample_id][name]
+            text_list(taken[sample_id][name])
             if sample_id in taken
             else _measured(by_name.get(name), name, sample_id, content)
             for sample_id, content in samples.items()
@@ -405,16 +426,17 @@ def _samples(table: pa.Table) -> dict[str, SampleContent]:
     ids = table.column("sample_id").to_pylist()
     kinds = table.column("modality").to_pylist()
     errors = table.column("materialize_error").is_valid().to_pylist()
-    texts: dict[str, list[str]] = {sample_id: [] for sample_id in ids}
-    images = dict.fromkeys(texts, 0)
-    for sample_id, kind, text, has_error in zip(ids, kinds, _texts(table, ids), errors, strict=True):
+    found: dict[str, SampleContent] = {sample_id: SampleContent([], 0) for sample_id in ids}
+    rows = zip(ids, kinds, _texts(table, ids), errors, table.column("position").to_pylist(), strict=True)
+    for sample_id, kind, text, has_error, position in rows:
         if has_error:
             continue
         if kind == "image":
-            images[sample_id] += 1
+            found[sample_id].images += 1
         elif kind == "text" and text is not None:
-            texts[sample_id].append(text)
-    return {sample_id: SampleContent(texts[sample_id], images[sample_id]) for sample_id in texts}
+            found[sample_id].texts.append(text)
+            found[sample_id].positions.append(position)
+    return found
 
 
 def _texts(table: pa.Table, ids: Sequence[str]) -> list[str | None]:
@@ -437,6 +459,11 @@ class SampleScores(StoredScores[str, SampleScore, SampleMeasure]):
 
     asset = "sample_scores"
     columns = SAMPLE_SCORES_SCHEMA
+
+    @staticmethod
+    def _values(column: pa.ChunkedArray) -> Sequence[Any]:
+        """Return the values of a measure; those of texts as arrays."""
+        return text_values(column) if pa.types.is_list(column.type) else list(column.to_pylist())
 
     def _scored(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, SampleScore]:
         score = SampleScore(row["images"], row["texts"], row["words"], row["text_digest"], values)
@@ -480,7 +507,8 @@ def score_table(
     Args:
         measures: what is measured beside what the header says.
         known: scores of the same images. Their measures are taken over, all of them; only what is missing is
-            measured. If nothing is, no column ``binary_content`` is needed.
+            measured. If nothing is, or only what is made of other values, no column ``binary_content`` is
+            needed.
     """
     modality = table.column("modality").to_pylist()
     rows = [row for row, kind in enumerate(modality) if kind == "image"]
@@ -492,9 +520,10 @@ def score_table(
     else:
         earlier = known.of(table, rows)
         scores = earlier
-        if missing:
-            found = score_rows(table, rows, measures=missing)
+        if taken := not_derived(missing):
+            found = score_rows(table, rows, measures=taken)
             scores = [_merged(old, new) for old, new in zip(earlier, found, strict=True)]
+        scores = _with_derived(scores, missing)
     scores = [
         ImageScore(error=message) if message is not None else score
         for message, score in zip(faults, scores, strict=True)

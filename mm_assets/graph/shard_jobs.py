@@ -193,7 +193,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     import pyarrow.compute as pc
 
     from mm_assets.accounting.ledger import Balance, account_table
-    from mm_assets.filters.measure import digest_of_scores
+    from mm_assets.filters.measure import digest_of_scores, not_derived
     from mm_assets.filters.readable import COLUMNS, DimensionTally
     from mm_assets.filters.scores import ImageScores, score_table
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
@@ -204,7 +204,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     known = _known_scores(job, ImageScores)
     missing = list(job.steps) if known is None else known.missing(job.steps)
     columns = [*COLUMNS, "materialize_error"]
-    if known is None or missing:
+    if known is None or not_derived(missing):
         columns.append("binary_content")
     if any(measure.needs_texts for measure in missing):
         columns.append("text_content")

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from mm_assets.accounting.record import CURATED
-from mm_assets.filters.chain import SampleFilter
+from mm_assets.filters.chain import SampleFilter, TextFilter
 from mm_assets.filters.filter import FLAG, Filter
 from mm_assets.model.errors import counted
 from mm_assets.view.html import note, page, table, text
@@ -131,6 +131,8 @@ def named(judge: Filter[Any]) -> str:
 
 def unit_of(judge: Filter[Any]) -> str:
     """Return what a filter judges."""
+    if isinstance(judge, TextFilter):
+        return "texts"
     return "samples" if isinstance(judge, SampleFilter) else "images"
 
 

@@ -33,7 +33,7 @@ from mm_assets.accounting.record import (
     digest_files,
     recorded_files,
 )
-from mm_assets.filters.chain import FilterChain, ImageRefusals, RowKeys
+from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.measure import DECODE_ERROR, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of
@@ -43,6 +43,7 @@ from mm_assets.filters.scores import (
     SampleScores,
     image_views,
 )
+from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.pixels import ThumbnailStrip, thumbnail
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, open_parquet, read_small_table
@@ -56,32 +57,34 @@ from mm_assets.view.overview import DROPPED, evenly_spread, rows
 
 @dataclass(frozen=True)
 class ScoredShard:
-    """The scores of one shard, and its items as rows: images in the order of their scores, then samples.
+    """The scores of one shard, and its items as rows: images, samples and texts, as their scores stand.
 
-    A sample's row stands for its metadata and its texts.
+    A sample's row stands for its metadata, and for its texts where their scores are not looked at.
 
     Attributes:
         row_keys: of the rows; an image that could not be measured has an error.
         unscored_row_keys: the same for filters that look at no image: only faulty rows have an error.
-        image_refusals: what filters say against the images without an error, with their scores by row.
+        item_refusals: what filters say against images without an error and texts, with their scores by row.
         items: items that each row stands for.
         nbytes: bytes of the image of each row.
-        images: rows that are images; the others are samples.
+        images: rows that are images.
+        sample_rows: rows behind them that are samples; those of texts follow.
     """
 
     file_name: str
     row_keys: RowKeys
     unscored_row_keys: RowKeys
-    image_refusals: ImageRefusals
+    item_refusals: ItemRefusals
     samples: SampleScores
     items: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
     images: int
+    sample_rows: int
 
     @property
     def scores(self) -> Mapping[int, ImageScore]:
         """The scores of the images without an error, by row."""
-        return self.image_refusals.scores
+        return self.item_refusals.scores
 
     @classmethod
     def of(cls, file_name: str, images: ImageScores, samples: SampleScores) -> ScoredShard:
@@ -96,20 +99,31 @@ class ScoredShard:
             nbytes.append(score.byte_size or 0)
             rows.append(_row(sample_id, position, "image", error))
         images_in, items = len(rows), [1] * len(rows)
+        texts: dict[int, TextScore] = {}
         for sample_id, sample in samples:
             rows.append(_row(sample_id, -1, "metadata", None))
-            items.append(1 + sample.texts)
+            items.append(1 + (0 if _POSITIONS in sample.values else sample.texts))
+        sample_rows = len(rows) - images_in
+        for sample_id, sample in samples:
+            for index, position in enumerate(sample.values.get(_POSITIONS, ())):
+                texts[len(rows)] = sample.text(index)
+                rows.append(_row(sample_id, int(position), "text", None))
+                items.append(1)
         nbytes += [0] * (len(rows) - len(nbytes))
         return cls(
             file_name,
             RowKeys(rows),
             RowKeys(_without_errors_of_measures(rows, samples)),
-            ImageRefusals(scores),
+            ItemRefusals(scores, lambda: texts),
             samples,
             np.array(items, np.int64),
             np.array(nbytes, np.int64),
             images_in,
+            sample_rows,
         )
+
+
+_POSITIONS: Final = TextPosition.name
 
 
 def _row(sample_id: str, position: int, modality: str, error: str | None) -> dict[str, Any]:
@@ -467,19 +481,17 @@ class FilterObserver:
         self,
         table: pa.Table,
         row_keys: RowKeys,
-        image_refusals: ImageRefusals,
+        item_refusals: ItemRefusals,
         sample_scores: Callable[[], SampleScores],
     ) -> None:
         for judge, chain in self.alone:
-            decisions = chain.decide(row_keys, image_refusals, sample_scores)
+            decisions = chain.decide(row_keys, item_refusals, sample_scores)
             self._items[judge.name] += len(decisions.refusals) + len(decisions.flags)
             if (judge.name, False) in self._nearest:
-                self._note_nearest(judge, table, image_refusals)
+                self._note_nearest(judge, table, item_refusals)
 
-    def _note_nearest(
-        self, judge: Filter[ImageScore], table: pa.Table, image_refusals: ImageRefusals
-    ) -> None:
-        scores, refused = image_refusals.scores, image_refusals.of(judge)
+    def _note_nearest(self, judge: Filter[ImageScore], table: pa.Table, item_refusals: ItemRefusals) -> None:
+        scores, refused = item_refusals.scores, item_refusals.of(judge)
         within = [row for row, score in scores.items() if 0 < (score.byte_size or 0) <= _LARGEST]
         far = distances(judge, measured(judge, [scores[row] for row in within]))
         is_refused = np.array([row in refused for row in within], bool)

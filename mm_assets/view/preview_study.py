@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.filters.chain import Decisions, FilterChain, SampleFilter
+from mm_assets.filters.chain import Decisions, FilterChain, SampleFilter, TextFilter
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.measure import DECODE_ERROR, decoding
 from mm_assets.filters.measures import names_of
@@ -120,7 +120,7 @@ class WhatIf:
 def decide(chain: FilterChain, shard: ScoredShard) -> Decisions:
     """Return what a chain decides about the rows of a shard."""
     row_keys = shard.row_keys if chain.images else shard.unscored_row_keys
-    return chain.decide(row_keys, shard.image_refusals, lambda: shard.samples)
+    return chain.decide(row_keys, shard.item_refusals, lambda: shard.samples)
 
 
 def _dropped(shard: ScoredShard, decisions: Decisions) -> Count:
@@ -129,7 +129,8 @@ def _dropped(shard: ScoredShard, decisions: Decisions) -> Count:
 
 def _count(shard: ScoredShard, rows: np.typing.NDArray[np.int64]) -> Count:
     images = int(np.count_nonzero(rows < shard.images))
-    return Count(int(shard.items[rows].sum()), images, len(rows) - images, int(shard.nbytes[rows].sum()))
+    samples = int(np.count_nonzero(rows < shard.images + shard.sample_rows)) - images
+    return Count(int(shard.items[rows].sum()), images, samples, int(shard.nbytes[rows].sum()))
 
 
 T = TypeVar("T")
@@ -191,11 +192,11 @@ SCORES_DRAWN: Final = 10_000  # that curves are made of: they are off by one per
 
 @dataclass(frozen=True)
 class Pick:
-    """One image or sample, and the number that the verdict on it was about.
+    """One item or sample, and the number that the verdict on it was about.
 
     Args:
         file_name: of its shard.
-        position: of the image; None for a sample.
+        position: of the item; None for a sample.
     """
 
     file_name: str
@@ -206,7 +207,7 @@ class Pick:
 
 @dataclass
 class Borderline:
-    """The images or samples that are nearest to the bounds of a filter; without bounds any.
+    """The items or samples that are nearest to the bounds of a filter; without bounds any.
 
     Attributes:
         kept: those that the filter keeps, the nearest first.
@@ -240,7 +241,7 @@ class Borderline:
         return self._drawn.things
 
     def add(self, shard: ScoredShard, decisions: Decisions) -> None:
-        """Look at the images or samples of a shard.
+        """Look at the items or samples of a shard.
 
         Args:
             decisions: what this filter alone decides.
@@ -252,7 +253,9 @@ class Borderline:
             rows = [*decisions.refusals, *(row for row, _ in decisions.flags)]
             hit = {shard.row_keys[row]["sample_id"] for row in rows}
         else:
-            scores, hit = shard.scores, shard.image_refusals.of(self.filter)
+            is_of_texts = isinstance(self.filter, TextFilter)
+            scores = shard.item_refusals.texts if is_of_texts else shard.scores
+            hit = shard.item_refusals.of(self.filter)
         keys, found = list(scores), list(scores.values())
         values = measured(self.filter, found)
         far = distances(self.filter, values)
@@ -433,7 +436,7 @@ _MOST_EMBEDDED: Final = 8 << 10
 
 
 def contents_of(stored: StoredScores, picks: Iterable[Pick]) -> dict[Pick, list[Item]]:
-    """Return the image of each pick, or the first texts and images of its sample, rendered for a page.
+    """Return the item of each pick, or the first texts and images of its sample, rendered for a page.
 
     Nothing is returned for one whose curated file is gone, or has it no more.
 
@@ -471,7 +474,7 @@ def _rows_of(pick: Pick, table: pa.Table, known: Iterable[Item]) -> pa.Table:
 
 def _is_shown(pick: Pick, place: Mapping[str, Any], room: Mapping[str, int]) -> bool:
     if pick.position is not None:
-        return bool(place["modality"] == "image" and place["position"] == pick.position)
+        return bool(place["modality"] in room and place["position"] == pick.position)
     return room.get(place["modality"], 0) > 0
 
 

@@ -21,6 +21,7 @@ from mm_assets.accounting.history import ItemHistory, ShardHistory, history_of, 
 from mm_assets.accounting.ledger import locator_columns
 from mm_assets.accounting.lookup import in_lance, sample_tar
 from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS
+from mm_assets.filters.texts import TextPosition
 from mm_assets.formats.names import format_of, partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile
 from mm_assets.formats.parquet.reader_writer import DOCUMENTS, rows_of
@@ -315,7 +316,15 @@ def _note_scores(root: str, document: Document) -> None:
             if item.modality == "image" and item.position == row["position"] and item.has_content:
                 item.scores |= _scores(row)
     for row in _rows(root, _SAMPLE_SCORES, document):
-        document.scores |= _scores(row)
+        of_texts = {name: values for name, values in row.items() if isinstance(values, list)}
+        for index, position in enumerate(of_texts.pop(TextPosition.name, ())):
+            values = {name: values[index] for name, values in of_texts.items()}
+            for item in document.items:
+                if item.modality == "text" and item.position == position and item.has_content:
+                    item.scores |= _scores(values)
+        document.scores |= _scores(
+            {name: value for name, value in row.items() if not isinstance(value, list)}
+        )
 
 
 def _contents(root: str, document: Document, look: Look) -> list[Item]:

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mm_assets.filters.chain import SampleFilter
+from mm_assets.filters.chain import SampleFilter, TextFilter
 from mm_assets.filters.filter import ACTIONS, Filter
 from mm_assets.filters.measures import known_measures, selected_measures
 from mm_assets.filters.registry import (
@@ -25,17 +26,20 @@ from mm_assets.filters.registry import (
     settings_of,
 )
 from mm_assets.filters.scores import ImageScore, SampleScore
+from mm_assets.filters.texts import TextScore
 from mm_assets.settings import Settings, variable
 
 PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
 
 
 def test_every_filter_measure_and_preset_is_in_the_documentation() -> None:
-    missing = [known.name for known in settings_of(FILTERS) if f"`{variable(known.name)}`" not in PAGE]
-    assert missing == []
-    assert [name for name in known_measures().names if f"`{name}`" not in PAGE] == []
+    def told(name: str) -> bool:  # the page names scores and bounds of texts as those of samples
+        return f"`{name}`" in PAGE or f"`{name.replace('TEXT_', '').replace('text_', '')}`" in PAGE
+
+    assert [known.name for known in settings_of(FILTERS) if not told(variable(known.name))] == []
+    assert [name for name in known_measures().names if not told(name)] == []
     assert [name for name in PRESETS if f"| `{name}` |" not in PAGE] == []
-    assert [kind.name for kind in FILTERS if f"`{kind.name}`" not in PAGE] == []
+    assert [kind.name for kind in FILTERS if not told(kind.name)] == []
 
 
 def test_actions() -> None:
@@ -79,9 +83,8 @@ def test_presets_are_made_of_settings_and_ones_own_come_first() -> None:
     )
     mine = Settings.load({"MM_FILTER_PRESET": "curator", "MM_MAX_ASPECT_RATIO": "3", "MM_MIN_SHARPNESS": "0"})
     assert mine.active_filters()[:2] == (AspectRatioFilter(1.0, 3.0), SharpnessFilter(0.0))
-    with pytest.raises(
-        ValueError, match="^MM_FILTER_PRESET must be one of none, curator, mint1t, not 'laion'$"
-    ):
+    names = "none, curator, mint1t, obelics, mmc4, mmc4_core, datacomp_basic, omnicorpus_en"
+    with pytest.raises(ValueError, match=f"^MM_FILTER_PRESET must be one of {names}, not 'laion'$"):
         Settings.load({"MM_FILTER_PRESET": "laion"})
 
 
@@ -109,7 +112,15 @@ def test_what_is_measured_is_what_is_asked_for_in_a_fixed_order() -> None:
 
 
 def _score(kind: type[Filter[Any]], values: dict[str, Any]) -> Any:
+    if issubclass(kind, TextFilter):
+        return TextScore({f"text_{name}": np.array([value]) for name, value in values.items()}, 0)
     if issubclass(kind, SampleFilter):
+        none = any(map(math.isnan, values.values()))  # a text without words has no share of them
+        of_texts = {"text_words": 0 if none else 10, "text_characters": 0 if none else 10}
+        of_texts["text_lettered_words"] = 1.0
+        if set(kind.scores) & {f"text_{name}" for name in values}:
+            of_texts |= {f"text_{name}": value for name, value in values.items()}
+            values = {name: np.array([value]) for name, value in of_texts.items()}
         return SampleScore(2, 1, 10, None, values)
     return ImageScore(20, 10, "png", 1, 100, None, values)
 
@@ -119,16 +130,17 @@ BOUNDS = [kind for kind in FILTERS if hasattr(kind, "of")]
 
 @pytest.mark.parametrize("kind", BOUNDS, ids=lambda kind: kind.name)
 def test_bounds_are_inclusive_and_what_is_missing_reaches_no_lower_one(kind: Any) -> None:
-    value = _score(kind, {kind.of: 0.5}).value(kind.of)
+    given = {kind.of: 5 if kind.of == "characters" else 0.5}
+    value = _score(kind, given).value(kind.of)
     known = {name: setting.name for name, setting in kind.settings().items()}
     for name, better in (("least", 1), ("most", -1)):
         if name in known:
-            assert kind(**{name: value}).verdict(_score(kind, {kind.of: 0.5})) is None
+            assert kind(**{name: value}).verdict(_score(kind, given)) is None
             beyond = math.nextafter(value, better * math.inf)
             reason = "less than" if name == "least" else "more than"
-            refused = kind(**{name: beyond}).verdict(_score(kind, {kind.of: 0.5}))
+            refused = kind(**{name: beyond}).verdict(_score(kind, given))
             assert refused == f"{reason} {known[name]}"
-    for missing in ({}, {kind.of: math.nan}) if kind.scores else ():
+    for missing in ({}, {kind.of: math.nan}) if kind.scores and kind.of != "characters" else ():
         if "least" in known:
             assert kind(least=0.1).verdict(_score(kind, missing)) == f"it has no {kind.of}"
         if "most" in known:

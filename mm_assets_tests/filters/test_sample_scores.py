@@ -20,6 +20,7 @@ from mm_assets.filters.scores import (
     score_samples,
     text_digest,
 )
+from mm_assets.filters.texts import TextMeasure
 from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.errors import DataError
 from mm_assets_tests.formats.datasets import item, table_of
@@ -242,6 +243,18 @@ def test_what_is_only_known_is_kept_for_equal_samples_alone() -> None:
         scores(sample("a", "abd"), known=known)
 
 
+def test_values_of_texts_are_taken_over_as_they_were_measured() -> None:
+    both = sample("a", "the cat", "", "漢字"), sample("b")
+    texts = [measure for measure in SAMPLE_MEASURES if isinstance(measure, TextMeasure)]
+    stored = scores(*both, measures=texts)
+    assert stored.column("text_stopwords").to_pylist() == [[1 / 2, None, 0.0], []]
+    assert (
+        scores(*both, measures=[Characters(), *texts], known=stored)
+        .drop("characters")
+        .equals(stored, check_metadata=True)
+    )
+
+
 def test_text_that_is_not_utf_8() -> None:
     table = table_of([*sample("good", "x"), *sample("bad", "x")])
     texts = [None, b"x", None, b"\xff\xfe"]
@@ -253,13 +266,13 @@ def test_text_that_is_not_utf_8() -> None:
 
 def test_stored_scores(tmp_path: Path) -> None:
     uri = str(tmp_path / "scores.parquet")
-    table = scores(
-        sample("a", "one two", images=1), sample("b", images=3), measures=[Characters(), *SAMPLE_MEASURES]
-    )
+    measures = [Characters(), *(m for m in SAMPLE_MEASURES if not isinstance(m, TextMeasure))]
+    table = scores(sample("a", "one two", images=1), sample("b", images=3), measures=measures)
     publish_table(uri, table)
     book = SampleScores.read(uri, digest_of_scores(table))
     nothing = {"language": None, "language_probability": None}
-    values = {"characters": 7, **nothing, "repetition": 0.0, "repeated_lines": 0.0}
+    repeated = ("repetition", "repeated_lines", "character_repetition", "word_repetition")
+    values = {"characters": 7, **nothing, **dict.fromkeys(repeated, 0.0)}
     assert book.get("a") == SampleScore(1, 1, 2, text_digest(["one two"]), values)
     assert book.get("b") == SampleScore(3, 0, 0, None, dict.fromkeys(values))
     assert book.get("c") is None

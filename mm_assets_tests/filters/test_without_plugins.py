@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from mm_assets.filters.chain import FilterChain, ImageRefusals, RowKeys
+from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys
 from mm_assets.filters.condition import ImageCondition
 from mm_assets.filters.registry import chain_of
 from mm_assets.filters.scores import ImageScore, SampleScores
@@ -42,7 +42,7 @@ def dropped(chain: FilterChain) -> dict[int, str]:
     }
     row = {"sample_id": "a", "modality": "image", "materialize_error": None}
     row_keys = RowKeys([{**row, "position": position} for position in scores])
-    decisions = chain.decide(row_keys, ImageRefusals(scores), no_samples)
+    decisions = chain.decide(row_keys, ItemRefusals(scores), no_samples)
     return {row: refusal.filter.name for row, refusal in decisions.refusals.items()}
 
 

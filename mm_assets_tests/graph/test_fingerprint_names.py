@@ -7,24 +7,44 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mm_assets.definitions import SHARDED_ASSETS, build_definitions
-from mm_assets.filters import chain, clip, condition, filter, measure, measures, readable, registry
+from mm_assets.filters import (
+    chain,
+    clip,
+    clip_network,
+    condition,
+    filter,
+    measure,
+    measures,
+    readable,
+    registry,
+    texts,
+)
 from mm_assets.graph import io_manager
 from mm_assets.graph.messages import digest, fingerprint_name
 
 FILTERS_AND_MEASURES = """
-AspectRatioFilter ByteSizeFilter ClipEmbedding ClipSimilarity ClipSimilarityFilter Entropy EntropyFilter
-FilterChain ImageCondition ImageCountFilter ImageSizeFilter ImagesPerWordFilter Language LanguageFilter
-LanguageProbability LongerSideFilter PerceptualHash PerceptualQuality QrArea QrAreaFilter ReadableImages
-RepeatedLines Repetition RepetitionFilter SampleCondition Sha256 Sharpness Sharpness512Filter
-SharpnessAtOneSize SharpnessFilter WordCountFilter
+AspectRatioFilter ByteSizeFilter CharacterRepetition ClipEmbedding ClipNetwork ClipSimilarity
+ClipSimilarityFilter CommonWords Entropy EntropyFilter FilterChain FlaggedWords ImageCondition
+ImageCountFilter ImageSizeFilter ImagesPerWordFilter Language LanguageFilter LanguageProbability LetteredWords
+LongerSideFilter PerceptualHash PerceptualQuality Punctuation QrArea QrAreaFilter ReadableImages RepeatedLines
+Repetition RepetitionFilter SampleCharacterRepetitionFilter SampleCharactersFilter SampleCommonWordsFilter
+SampleCondition SampleFlaggedWordsFilter SampleLetteredWordsFilter SamplePunctuationFilter
+SampleSpecialCharactersFilter SampleStopwordsFilter SampleWordLengthFilter SampleWordRepetitionFilter Sha256
+Sharpness Sharpness512Filter SharpnessAtOneSize SharpnessFilter SpecialCharacters Stopwords
+TextCharacterRepetition TextCharacterRepetitionFilter TextCharacters TextCharactersFilter
+TextCommonWordsFilter TextCondition TextCountFilter TextFlaggedWordsFilter TextLanguage TextLanguageFilter
+TextLanguageProbability TextLetteredWordsFilter TextPosition TextPunctuationFilter
+TextSpecialCharactersFilter TextStopwordsFilter TextWordLengthFilter TextWordRepetition
+TextWordRepetitionFilter TextWords TextWordsFilter WordCountFilter WordLength WordRepetition
 """
 IO_MANAGERS = """
 ArrowCacheIOManager IngestIOManager LanceIOManager ParquetIOManager QuarantineIOManager SampleScoresIOManager
 ScoresIOManager WebdatasetIOManager
 """
 BASES = set(
-    "BatchedMeasure Bounds ClipMeasure Condition Filter ImageBounds ImageMeasure SampleBounds SampleFilter "
-    "SampleMeasure ScoreFilter".split()
+    "BatchedMeasure Bounds ClipMeasure Condition DerivedMeasure Filter ImageBounds ImageMeasure Languages "
+    "ListedWords SampleBounds SampleFilter SampleMeasure ScoreFilter TextBounds TextFilter "
+    "TextMeasure".split()
 )
 
 
@@ -51,7 +71,7 @@ def test_a_renamed_class_that_states_its_former_name_changes_no_digest() -> None
 
 
 def test_names_of_filters_and_measures_stay() -> None:
-    modules = (chain, clip, condition, filter, measure, measures, readable, registry)
+    modules = (chain, clip, clip_network, condition, filter, measure, measures, readable, registry, texts)
     steps = {
         fingerprint_name(known)
         for module in modules
