@@ -10,8 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 from PIL import Image
 
-from mm_assets.filters.condition import ImageCondition, SampleCondition
+from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
 from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG
+from mm_assets.filters.registry import FILTERS as FILTER_CLASSES
 from mm_assets.filters.registry import (
     AspectRatioFilter,
     ByteSizeFilter,
@@ -20,6 +21,9 @@ from mm_assets.filters.registry import (
     WordCountFilter,
 )
 from mm_assets_tests.formats.datasets import item
+
+_MADE = {kind.__name__: kind for kind in FILTER_CLASSES}
+TextWordsFilter, SampleWordLengthFilter = _MADE["TextWordsFilter"], _MADE["SampleWordLengthFilter"]
 
 
 @cache
@@ -53,18 +57,25 @@ CONTENTS = st.one_of(
     st.none(),
 )
 SAMPLES = st.lists(st.lists(CONTENTS, max_size=5), max_size=6)
-IMAGE_ACTIONS, SAMPLE_ACTIONS = (DROP_ITEM, DROP_SAMPLE, FLAG), (DROP_SAMPLE, FLAG)
+ITEM_ACTIONS, SAMPLE_ACTIONS = (DROP_ITEM, DROP_SAMPLE, FLAG), (DROP_SAMPLE, FLAG)
 FILTERS = st.lists(
     st.one_of(
-        st.builds(AspectRatioFilter, st.just(0.5), st.just(2.0), action=st.sampled_from(IMAGE_ACTIONS)),
-        st.builds(ImageSizeFilter, st.just(10), st.just(math.inf), action=st.sampled_from(IMAGE_ACTIONS)),
+        st.builds(AspectRatioFilter, st.just(0.5), st.just(2.0), action=st.sampled_from(ITEM_ACTIONS)),
+        st.builds(ImageSizeFilter, st.just(10), st.just(math.inf), action=st.sampled_from(ITEM_ACTIONS)),
         st.builds(
-            ByteSizeFilter, st.just(0), st.sampled_from([75, 80]), action=st.sampled_from(IMAGE_ACTIONS)
+            ByteSizeFilter, st.just(0), st.sampled_from([75, 80]), action=st.sampled_from(ITEM_ACTIONS)
         ),
-        st.builds(ImageCondition, st.just("width < 60"), action=st.sampled_from(IMAGE_ACTIONS)),
+        st.builds(ImageCondition, st.just("width < 60"), action=st.sampled_from(ITEM_ACTIONS)),
         st.builds(WordCountFilter, st.just(1), st.just(10), action=st.sampled_from(SAMPLE_ACTIONS)),
         st.builds(ImageCountFilter, st.just(1), st.just(2), action=st.sampled_from(SAMPLE_ACTIONS)),
         st.builds(SampleCondition, st.just("texts < 3"), action=st.sampled_from(SAMPLE_ACTIONS)),
+        st.builds(
+            TextWordsFilter, st.sampled_from([0, 1]), st.just(10), action=st.sampled_from(ITEM_ACTIONS)
+        ),
+        st.builds(
+            TextCondition, st.just("words < 4 or word_length > 1"), action=st.sampled_from(ITEM_ACTIONS)
+        ),
+        st.builds(SampleWordLengthFilter, st.just(1.0), st.just(3.5), action=st.sampled_from(SAMPLE_ACTIONS)),
     ),
     min_size=1,
     max_size=5,

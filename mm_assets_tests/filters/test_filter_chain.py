@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from PIL import Image
 
-from mm_assets.filters.chain import FilterChain, SampleFilter
+from mm_assets.filters.chain import FilterChain, SampleFilter, ScoreFilter, TextFilter, text_scores
 from mm_assets.filters.condition import ImageCondition, SampleCondition
 from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter
 from mm_assets.filters.measure import ImageContent, ImageMeasure
@@ -204,13 +204,24 @@ def test_every_row_is_kept_or_lost_once_and_rightly(
         if row["modality"] == "image" and row["materialize_error"] is None:
             score = scores.get(row["sample_id"], row["position"])
             assert score is not None
-            assert all(m.verdict(score) is None for m in dropping if not isinstance(m, SampleFilter))
-    left = SampleScores(score_samples(kept))
+            assert all(m.verdict(score) is None for m in dropping if isinstance(m, ScoreFilter))
+    left = SampleScores(score_samples(kept, chain.sample_measures))
     for name in {name for name, _ in places(kept)}:
         assert all(m.verdict(left.of(name)) is None for m in dropping if isinstance(m, SampleFilter))
+    of_texts = [m for m in dropping if isinstance(m, TextFilter)]
+    for text in (text_scores(kept, left) if of_texts else {}).values():
+        assert all(m.verdict(text) is None for m in of_texts)
     for loss in result.losses:
         judge = by_name[loss.kind]
-        if not isinstance(judge, SampleFilter) and loss.is_cause:
+        if isinstance(judge, TextFilter) and loss.is_cause:
+            (row,) = (
+                row
+                for row, place in enumerate(places(batch.data))
+                if place == (loss.sample_id, loss.position)
+            )
+            given = text_scores(batch.data, SampleScores(score_samples(batch.data, chain.sample_measures)))
+            assert (loss.modality, judge.verdict(given[row])) == ("text", loss.reason)
+        if isinstance(judge, ScoreFilter) and loss.is_cause:
             score = scores.get(str(loss.sample_id), loss.position or 0)
             assert score is not None
             assert judge.verdict(score) == loss.reason
@@ -223,7 +234,7 @@ def test_every_row_is_kept_or_lost_once_and_rightly(
         chain.images,
         chain.samples,
         image_scores=scores,
-        sample_scores=SampleScores(score_samples(batch.data)),
+        sample_scores=SampleScores(score_samples(batch.data, chain.sample_measures)),
     )
     again = stored(InterleavedBatch(batch.data))
     assert (again.losses, again.flags) == (result.losses, result.flags)

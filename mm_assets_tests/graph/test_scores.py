@@ -160,3 +160,47 @@ def test_flags_are_in_the_ledger_and_drop_nothing(tmp_path: Path, deploy: Deploy
     }
     rows = table(deployment, "ledger/accounts/filtered_parquet")
     assert {row["outcome"] for row in rows} == {"in", "out", "lost", "flagged"}
+
+
+PARAGRAPHS = ["Too short.", "The cat sat on the mat, and it was warm.", "buy now " * 12, "12 34 56 78 90 ??"]
+
+
+def test_texts_are_scored_once_and_dropped_by_their_scores(tmp_path: Path, deploy: Deploy) -> None:
+    document = {"sample_id": "p0", "texts": [*PARAGRAPHS, None], "images": [None] * 4 + ["x.png"]}
+    members = {"p0.json": json.dumps(document).encode(), "x.png": picture(3)[1]}
+    write_tar(tmp_path / "raw" / "p.tar", members)
+    measured = {"MM_SCORES": "special_characters,stopwords,text_word_repetition"}
+
+    def kept(**settings: str) -> tuple[dict[str, bool], list[tuple[int, str]]]:
+        deployment = deploy(**{**measured, **settings})
+        result = deployment.run(assets=FILTERED)
+        assert result.success, failed_checks(result)
+        rows = table(deployment, "filtered")
+        return unchanged(result), [(row["position"], row["modality"]) for row in rows]
+
+    everything = [(-1, "metadata"), *((place, "text") for place in range(4)), (4, "image")]
+    assert kept()[1] == everything
+    (scores,) = table(deploy(), "sample_scores")
+    assert scores["text_position"] == [0, 1, 2, 3]
+    assert scores["text_words"] == [2, 10, 24, 6]
+    assert scores["text_stopwords"] == [1 / 2, 6 / 10, 1 / 2, None]
+    for settings, lost in (
+        ({"MM_MIN_TEXT_WORDS": "4"}, {0}),
+        ({"MM_MIN_TEXT_WORDS": "7", "MM_MIN_TEXT_STOPWORDS": "0.55"}, {0, 2, 3}),
+        ({"MM_KEEP_TEXTS": "words >= 4 and special_characters <= 0.3"}, {0, 3}),
+        ({"MM_MAX_TEXT_WORD_REPETITION": "0.1", "MM_MAX_WORDS": "18"}, {2}),
+        ({"MM_MAX_TEXT_WORD_REPETITION": "0.1", "MM_MAX_WORDS": "17"}, {-1, 0, 1, 2, 3, 4}),
+        ({"MM_MIN_TEXT_WORDS": "4", "MM_MIN_TEXTS": "4"}, {-1, 0, 1, 2, 3, 4}),
+        ({"MM_MIN_TEXT_WORDS": "4", "MM_FILTER_ACTIONS": "text_words=drop_sample"}, {-1, 0, 1, 2, 3, 4}),
+        ({"MM_MIN_TEXT_WORDS": "4", "MM_FILTER_ACTIONS": "text_words=flag"}, set()),
+    ):
+        same, rows = kept(**settings)
+        assert rows == [place for place in everything if place[0] not in lost], settings
+        assert same["sample_scores"] and same["image_scores"], settings
+    kept(MM_MIN_TEXT_STOPWORDS="0.55")
+    lost_rows = lost_items(Path(deploy().storage), "filtered_parquet")
+    assert [(row["position"], row["modality"], row["kind"], row["reason"]) for row in lost_rows] == [
+        (0, "text", "text_stopwords", "less than min_text_stopwords"),
+        (2, "text", "text_stopwords", "less than min_text_stopwords"),
+        (3, "text", "text_stopwords", "it has no stopwords"),
+    ]

@@ -16,6 +16,7 @@ from mm_assets.filters.registry import (
     ImageSizeFilter,
     WordCountFilter,
     chain_of,
+    measures_for,
 )
 from mm_assets.filters.scores import ImageScores, SampleScores, score_samples, score_table
 from mm_assets.interleaved import InterleavedBatch
@@ -27,14 +28,14 @@ from mm_assets_tests.formats.datasets import batch_of
 WIDE, SQUARE, SMALL = png(90, 10), png(30, 30), png(4, 4)
 
 
-def shard_of(batch: InterleavedBatch) -> ScoredShard:
-    scores = score_table(batch.data), score_samples(batch.data)
+def shard_of(batch: InterleavedBatch, filters: Sequence[Filter[Any]] = ()) -> ScoredShard:
+    scores = score_table(batch.data), score_samples(batch.data, measures_for(filters).samples)
     return ScoredShard.of("a.parquet", ImageScores(scores[0]), SampleScores(scores[1]))
 
 
 def counted(filters: Sequence[Filter[Any]], *samples: list[dict[str, Any]]) -> WhatIf:
     counts = WhatIf(filters)
-    counts.add(shard_of(batch_of(list(itertools.chain(*samples)))))
+    counts.add(shard_of(batch_of(list(itertools.chain(*samples))), filters))
     return counts
 
 
