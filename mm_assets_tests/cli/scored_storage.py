@@ -15,7 +15,7 @@ from mm_assets.accounting.record import (
     ShardRecord,
     digest_files,
 )
-from mm_assets.filters.measure import ImageMeasure
+from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.scores import score_samples, score_table
 from mm_assets.formats.parquet.files import publish_table
 from mm_assets_tests.cli.documents import sample
@@ -35,7 +35,12 @@ def fill_scored(folder: Path) -> Path:
     return folder / "storage"
 
 
-def score(root: Path | str, *shards: str, measures: Sequence[ImageMeasure] = ()) -> None:
+def score(
+    root: Path | str,
+    *shards: str,
+    measures: Sequence[ImageMeasure] = (),
+    sample_measures: Sequence[SampleMeasure] = (),
+) -> None:
     """Store the scores of curated shards, with records of both."""
     for shard in shards:
         curated = CURATED.uri(str(root), shard)
@@ -43,7 +48,7 @@ def score(root: Path | str, *shards: str, measures: Sequence[ImageMeasure] = ())
         record(root, CURATED.asset, shard, "rows-1", {"raw_shards": "raw-1"})
         for asset, scores in (
             ("image_scores", score_table(table, measures)),
-            ("sample_scores", score_samples(table)),
+            ("sample_scores", score_samples(table, sample_measures)),
         ):
             uri = f"{root}/{DERIVED_FOLDERS[asset]}/{Path(curated).name}"
             publish_table(uri, scores)

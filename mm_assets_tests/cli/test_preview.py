@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mm_assets.accounting.record import CURATED
-from mm_assets.filters.registry import chain_of
+from mm_assets.filters.registry import PRESETS, chain_of, measures_for
 from mm_assets.settings import Settings
 from mm_assets_tests.cli.commands import fine, ok, only_line, run
 from mm_assets_tests.cli.documents import image
@@ -83,6 +83,31 @@ def test_counts_of_each_filter_and_of_all(root: Path) -> None:
     ]
 
 
+def test_filters_of_texts(tmp_path: Path) -> None:
+    storage = fill_scored(tmp_path)
+    flags = ("--set", "min_text_words=4", "--set", "max_text_word_length=9", "--set", "min_texts=1")
+    page = tmp_path / "page.html"
+    unmeasured = run("preview", "--storage", storage, *flags).stderr.splitlines()
+    assert [line.partition(";")[0] for line in unmeasured] == [
+        f"mm-assets: filter {names[-1]} is left out: 3 shards of 3 without text_position, {', '.join(names)}"
+        for names in (["text_words"], ["text_words", "text_word_length"])
+    ]
+    score(storage, *SHARDS, sample_measures=measures_for([], ["text_word_length"]).samples)
+    lines = ok("preview", "--storage", storage, *flags, "--html", page).splitlines()
+    found = [cells(line) for line in lines if line.startswith("  ")][1:]
+    assert [(row[0], row[1], row[3]) for row in found] == [
+        ("text_words (min_text_words=4)", "6 (25.0%)", "0 (0.0%)"),
+        ("text_word_length (max_text_word_length=9)", "0 (0.0%)", "0 (0.0%)"),
+        ("texts (min_texts=1)", "0 (0.0%)", "0 (0.0%)"),
+        ("all together", "24 (100.0%)", "6 (100.0%)"),
+    ]
+    html = page.read_text()
+    assert "share of texts kept by min_text_words" in html
+    shown = ok("show", "a-one", "--storage", storage)
+    assert "text_word_length" in shown
+    assert "text_position" not in shown
+
+
 def test_settings_presets_and_actions(root: Path) -> None:
     given = {"MM_MIN_WORDS": "4", "MM_MAX_ASPECT_RATIO": "2"}
     show = ("preview", "a", "--storage", root)
@@ -126,7 +151,10 @@ def test_without_filters_it_shows_the_scores(root: Path) -> None:
             ["--set", "max_words=1", "--set", "min_words=2"],
             "MM_MIN_WORDS is 2, more than MM_MAX_WORDS, which is 1",
         ),
-        (["--filter-preset", "x"], "MM_FILTER_PRESET must be one of none, curator, mint1t, not 'x'"),
+        (
+            ["--filter-preset", "x"],
+            f"MM_FILTER_PRESET must be one of {', '.join(PRESETS)}, not 'x'",
+        ),
         (
             ["--filter-actions", "word=flag"],
             "MM_FILTER_ACTIONS: 'word=flag': there is no filter 'word'; the nearest is words",

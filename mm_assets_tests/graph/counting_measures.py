@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,13 @@ import pyarrow as pa
 
 from mm_assets.filters.chain import SampleFilter, ScoreFilter
 from mm_assets.filters.filter import maximum, minimum
-from mm_assets.filters.measure import ImageContent, ImageMeasure, SampleContent, SampleMeasure
+from mm_assets.filters.measure import (
+    DerivedMeasure,
+    ImageContent,
+    ImageMeasure,
+    SampleContent,
+    SampleMeasure,
+)
 from mm_assets.filters.scores import ImageScore, SampleScore
 
 
@@ -31,6 +38,18 @@ class Brightness(ImageMeasure):
 @dataclass(frozen=True)
 class NewBrightness(Brightness):
     version = "2"
+
+
+@dataclass(frozen=True)
+class Halved(DerivedMeasure):
+    name = "halved"
+    of = "brightness"
+    type = pa.float64()
+    version = "1"
+    meaning = "half of the brightness"
+
+    def measure_all(self, values: Sequence[float | None]) -> Sequence[float | None]:
+        return [None if value is None else value / 2 for value in values]
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,7 @@ class LettersFilter(SampleFilter):
 
 
 FILTERS = (BrightnessFilter, LettersFilter)
-MEASURES: tuple[ImageMeasure | SampleMeasure, ...] = (Brightness(), Letters())
+MEASURES: tuple[ImageMeasure | SampleMeasure, ...] = (Brightness(), Halved(), Letters())
 
 
 def calls(log: Path) -> dict[str, int]:

@@ -11,7 +11,7 @@ import pytest
 
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph import counting_measures
-from mm_assets_tests.graph.counting_measures import Brightness, Letters, NewBrightness
+from mm_assets_tests.graph.counting_measures import Brightness, Halved, Letters, NewBrightness
 from mm_assets_tests.graph.deployment import FILTERED, Deployment, failed_checks, materialized, write_tar
 from mm_assets_tests.graph.published import lost_items
 
@@ -28,7 +28,7 @@ class Plugin:
         self.use(Brightness(str(log)))
 
     def use(self, brightness: Brightness) -> None:
-        measures = (brightness, Letters(str(self._log)))
+        measures = (brightness, Halved(), Letters(str(self._log)))
         self._monkeypatch.setattr(counting_measures, "MEASURES", measures)
 
     def calls(self) -> dict[str, int]:
@@ -112,6 +112,21 @@ def test_a_new_score_measures_what_is_missing(tmp_path: Path, deploy: Deploy, pl
     plugin.use(NewBrightness(str(tmp_path / "calls")))
     assert deploy(MM_PLUGINS=plugin.name, MM_SCORES="brightness,letters,sha256").run(assets=FILTERED).success
     assert plugin.calls() == {"brightness": 12}
+
+
+def test_a_score_made_of_another_one_reads_no_image(tmp_path: Path, deploy: Deploy, plugin: Plugin) -> None:
+    shards(tmp_path)
+    assert deploy(MM_PLUGINS=plugin.name, MM_SCORES="brightness").run(assets=FILTERED).success
+    assert plugin.calls() == {"brightness": 12}
+    more = deploy(MM_PLUGINS=plugin.name, MM_SCORES="halved")
+    result = more.run(assets=FILTERED)
+    assert result.success
+    assert plugin.calls() == {}
+    assert all(row["halved"] == row["brightness"] / 2 > 0 for row in table(more, "scores"))
+    measured = {
+        str(made.metadata["measured"].value) for made in materialized(result)["image_scores"].values()
+    }
+    assert measured == {"halved"}
 
 
 def test_scores_of_changed_shards_are_measured_again(tmp_path: Path, deploy: Deploy, plugin: Plugin) -> None:
