@@ -19,6 +19,7 @@ SLOW = (
     "docs",
     "event_log",
     "filters/measures/test_memory.py",
+    "filters/test_recipes.py",
     "formats/conformance/test_commands.py",
     "formats/hostile/test_declared.py",
     "formats/hostile/test_pairs.py",

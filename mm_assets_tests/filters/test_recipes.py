@@ -4,7 +4,7 @@ The rules are written from what papers and published code say, as anybody would 
 list of strings and images (width, height, format). Nothing of `mm_assets` is used but the list of stopwords
 and the language, which the recipes take from lists and models of their own.
 
-Where a score is not defined as in the recipe, the rule has both ways. With all of ours the decisions are equal,
+Where a score is not defined as in the recipe, the rule has both ways. With all of ours decisions are equal,
 and where the published way decides otherwise, the cause is one of them.
 """
 
