@@ -233,10 +233,9 @@ class Bounds(Filter[S]):
 
     def verdict(self, score: S) -> str | None:
         value: Any = self.measure(score)
-        settings = self.settings()
         least, most = getattr(self, "least", 0), getattr(self, "most", None)
         if value is None or value != value:
             return f"it has no {self.of}" if least > 0 else None
         if not value >= least:
-            return f"less than {settings['least'].name}"
-        return f"more than {settings['most'].name}" if most is not None and value > most else None
+            return f"less than {self.settings()['least'].name}"
+        return f"more than {self.settings()['most'].name}" if most is not None and value > most else None

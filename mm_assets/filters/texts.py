@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, Final, Self
@@ -45,7 +45,8 @@ CHARACTER_GRAM, WORD_GRAM = 10, 5
 """Characters, and words, of an n-gram: those of OBELICS."""
 
 _SPECIAL, _MARK = 1, 2
-_FACTOR: Final = 0x9E3779B97F4A7C15  # odd, so that no character is lost
+_FACTORS: Final = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9  # odd: no bit is lost
+_OWNER: Final = 0xFF51AFD7ED558CCD
 
 
 @cache
@@ -112,39 +113,59 @@ def paragraphs(sample: SampleContent) -> Sequence[Paragraph]:
     return found
 
 
-def _hashes(text: str) -> npt.NDArray[np.uint64]:
-    """Return a number for each n-gram of characters, the same for equal ones."""
-    if text.isascii():  # the first eight characters as they are
-        codes = np.frombuffer(text.encode(), np.uint8)
-        eight = np.lib.stride_tricks.sliding_window_view(codes, 8)[: len(text) - CHARACTER_GRAM + 1]
-        return np.ascontiguousarray(eight).view(np.uint64)[:, 0]
-    wide = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
-    hashes = np.zeros(len(wide) - CHARACTER_GRAM + 1, np.uint64)
-    for offset in range(CHARACTER_GRAM):
-        hashes = hashes * np.uint64(_FACTOR) + wide[offset : offset + len(hashes)]
-    return hashes
-
-
-def repeated_characters(text: str) -> float:
-    """Return the share of the n-grams of characters that repeat one, as OBELICS has it.
+def repeated_characters(texts: Sequence[str]) -> list[float]:
+    """Return the share of the n-grams of characters of each text that repeat one, as OBELICS has it.
 
     Of the n-grams that occur more than once, as many are taken as the root of the number of different ones,
-    the most frequent first.
+    the most frequent first. It is done for all texts at once, in memory of some hundred bytes a character.
     """
-    grams = len(text) - CHARACTER_GRAM + 1
-    if grams < 2:
-        return 0.0
-    # Most n-grams are the only ones of their number: the others alone are compared as texts.
-    hashes = _hashes(text)
-    in_order = np.sort(hashes)
-    again = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
-    if not again:
-        return 0.0
-    places = [place for place, number in enumerate(hashes.tolist()) if number in again]
-    counts = Counter(text[place : place + CHARACTER_GRAM] for place in places)
-    repeated = sorted((count for count in counts.values() if count > 1), reverse=True)
-    different = grams - len(places) + len(counts)
-    return sum(repeated[: math.isqrt(different)]) / grams
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    lengths = np.array([len(text) for text in texts], np.int64)
+    grams = np.maximum(lengths - CHARACTER_GRAM + 1, 0)
+    if not grams.any():
+        return [0.0] * len(texts)
+    owners = np.repeat(np.arange(len(texts)), grams)
+    before = np.repeat(np.cumsum(lengths) - np.cumsum(grams) - (lengths - grams), grams)
+    starts = np.arange(len(owners)) + before
+    hashes = _hashes(codes)[starts] + owners.astype(np.uint64) * np.uint64(_OWNER)
+    order = np.argsort(hashes)
+    again = hashes[order[1:]] == hashes[order[:-1]]
+    first, second = order[:-1][again], order[1:][again]
+    windows = np.lib.stride_tricks.sliding_window_view(codes, CHARACTER_GRAM)
+    if not np.array_equal(windows[starts[first]], windows[starts[second]]) or any(
+        owners[first] != owners[second]
+    ):
+        return [_repeated(Counter(_grams(text)).values()) for text in texts]  # two have one number
+    runs = np.flatnonzero(np.concatenate([[True], ~again]))
+    counts = np.diff(runs, append=len(order))
+    owners = owners[order[runs]]
+    different = np.bincount(owners, minlength=len(texts))
+    several = np.flatnonzero(counts > 1)
+    several = several[np.lexsort((-counts[several], owners[several]))]
+    of_several = owners[several]
+    rank = np.arange(len(several)) - np.searchsorted(of_several, of_several)
+    taken = several[rank < np.floor(np.sqrt(different[of_several]))]
+    repeated = np.bincount(owners[taken], counts[taken], len(texts))
+    return list((repeated / np.maximum(grams, 1)).tolist())
+
+
+def _grams(text: str) -> Iterator[str]:
+    return (text[start : start + CHARACTER_GRAM] for start in range(len(text) - CHARACTER_GRAM + 1))
+
+
+def _repeated(counts: Collection[int]) -> float:
+    repeated = sorted((count for count in counts if count > 1), reverse=True)
+    return sum(repeated[: math.isqrt(len(counts))]) / sum(counts) if counts else 0.0
+
+
+def _hashes(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Return a number for each n-gram of characters, made of those of 2, 4 and 8 characters."""
+    one = codes.astype(np.uint64)
+    two, four, eight = (np.uint64(factor) for factor in _FACTORS)
+    pairs = one[:-1] * two + one[1:]
+    fours = pairs[:-2] * four + pairs[2:]
+    eights = fours[:-4] * eight + fours[4:]
+    return np.asarray(eights[:-2] * four + pairs[8:])
 
 
 def repeated_words(words: Sequence[str]) -> float:
@@ -291,8 +312,17 @@ class TextCharacterRepetition(TextMeasure):
     version = "1"
     meaning = f"share of the {CHARACTER_GRAM} characters in a row of each text that repeat others, 0 to 1"
 
-    def of_text(self, text: Paragraph) -> float:
-        return repeated_characters(text.beginning)
+    def measure(self, sample: SampleContent) -> list[float]:
+        found: list[float] = []
+        texts: list[str] = []
+        size = 0
+        for text in paragraphs(sample):
+            if size + len(text.beginning) > LOOKED_AT:  # a bound on memory
+                found += repeated_characters(texts)
+                texts, size = [], 0
+            texts.append(text.beginning)
+            size += len(text.beginning)
+        return found + repeated_characters(texts)
 
 
 @dataclass(frozen=True)
@@ -322,7 +352,7 @@ class CharacterRepetition(SampleMeasure):
 
     def measure(self, sample: SampleContent) -> float | None:
         text = sample.beginning(LOOKED_AT)
-        return repeated_characters(text) if text else None
+        return repeated_characters([text])[0] if text else None
 
 
 @dataclass(frozen=True)
@@ -534,8 +564,7 @@ class TextScore(Score):
 
     def get(self, name: str) -> Any:
         column = self.values.get(TEXT + name)
-        value = None if column is None else column[self.index]
-        return value.item() if isinstance(value, np.generic) else value
+        return None if column is None else column.item(self.index)
 
 
 def text_values(column: pa.ChunkedArray) -> Sequence[Any]:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -97,13 +98,25 @@ def test_repetition(text: str, characters: float, words: float) -> None:
         assert taken("word_repetition", text) == words
 
 
-@given(st.text("ab \u00e9漢", max_size=60) | st.text("ab", max_size=300))
-def test_repeated_characters_as_defined(text: str) -> None:
+def repeated(text: str) -> float:
     counts = Counter(text[place : place + 10] for place in range(len(text) - 9))
     frequent = sorted((count for count in counts.values() if count > 1), reverse=True)
     total = sum(counts.values())
-    share = sum(frequent[: int(math.sqrt(len(counts)))]) / total if total else 0.0
-    assert texts.repeated_characters(text) == share
+    return sum(frequent[: int(math.sqrt(len(counts)))]) / total if total else 0.0
+
+
+@given(st.lists(st.text("ab \u00e9漢", max_size=60) | st.text("ab", max_size=300), max_size=5))
+def test_repeated_characters_as_defined(found: list[str]) -> None:
+    shares = [repeated(text) for text in found]
+    assert texts.repeated_characters(found) == shares
+    with mock.patch.object(texts, "_hashes", lambda codes: np.zeros(len(codes) - 9, np.uint64)):
+        assert texts.repeated_characters(found) == shares, "n-grams of one number are told apart"
+
+
+def test_many_texts_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "LOOKED_AT", 50)
+    found = ["abc" * length for length in (0, 9, 30, 5, 12, 1)]
+    assert taken("text_character_repetition", *found) == [repeated(text[:50]) for text in found]
 
 
 def test_repetition_of_a_sample_runs_across_its_texts() -> None:
