@@ -346,8 +346,9 @@ class SampleScore(Score):
         """
         if texts is None or len(texts) == self.texts:
             return self if images == self.images else replace(self, images=images)
+        rows = np.array(texts, np.int64)
         values = {
-            name: value[texts] if isinstance(value, np.ndarray) else value
+            name: value[rows] if isinstance(value, np.ndarray) else value
             for name, value in self.values.items()
         }
         words = int(values["text_words"].sum())

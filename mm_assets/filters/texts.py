@@ -501,6 +501,7 @@ ALWAYS: Final = ("text_position", "text_words")
 """Measures that are taken where any other of texts is: what joins texts with rows, and adds up."""
 
 _CHARACTERS: Final = "characters"
+_PUNCTUATION: Final = "punctuation"
 _OF: Final = {_CHARACTERS: TEXT + _CHARACTERS}
 _SHARES: Final = {measure.name.removeprefix(TEXT): measure for measure in TEXT_MEASURES if measure.of}
 
@@ -525,16 +526,18 @@ def of_texts(name: str, values: Values) -> float | None:
         return None
     if name == _CHARACTERS:
         return int(values[TEXT + name].sum())
-    share = values[TEXT + name]
-    whole = np.ones(len(share))
-    for known in _SHARES[name].of:
-        whole = np.rint(whole * np.nan_to_num(values[known]))
-    if name == "punctuation":  # by words and marks: the marks are in what it is a share of
-        marks = np.rint(np.nan_to_num(whole * share / (1 - share)))
-        part, total = marks.sum(), (whole + marks).sum()
-    else:
-        part, total = np.rint(np.nan_to_num(share * whole)).sum(), whole.sum()
-    return float(part / total) if total else None
+    part = total = 0
+    columns = [values[known].tolist() for known in needed(name)]
+    for share, *factors in zip(*columns, strict=True):
+        if share is None or share != share:  # of a text without words: it adds nothing
+            continue
+        whole = round(math.prod(factors))
+        if name == _PUNCTUATION:  # by words and marks: the marks are in what it is a share of
+            marks = round(whole * share / (1 - share))
+            part, total = part + marks, total + whole + marks
+        else:
+            part, total = part + round(share * whole), total + whole
+    return part / total if total else None
 
 
 class TextScore(Score):
@@ -562,8 +565,13 @@ class TextScore(Score):
     def needed(cls, name: str) -> tuple[str, ...]:
         return (TEXT + name,)
 
+    def alone(self, names: Iterable[str]) -> TextScore:
+        """Return the score without those of other texts, and with the values of these measures only."""
+        own = slice(self.index, self.index + 1)
+        return TextScore({name: self.values[name][own].copy() for name in names if name in self.values}, 0)
+
     def get(self, name: str) -> Any:
-        column = self.values.get(TEXT + name)
+        column = self.values.get(name if name.startswith(TEXT) else TEXT + name)
         return None if column is None else column.item(self.index)
 
 
@@ -573,7 +581,9 @@ def text_values(column: pa.ChunkedArray) -> Sequence[Any]:
     flat = lists.flatten()
     values = np.array(flat.to_pylist(), object) if pa.types.is_string(flat.type) else flat.to_numpy(False)
     ends = np.cumsum(np.asarray(lists.value_lengths().fill_null(0)))
-    return [values[end - count : end] for end, count in zip(ends, np.diff(ends, prepend=0), strict=True)]
+    counts = np.diff(ends, prepend=0)
+    # Copies: a score that is kept must not keep those of its shard.
+    return [values[end - count : end].copy() for end, count in zip(ends, counts, strict=True)]
 
 
 def text_list(value: Any) -> Any:

@@ -188,7 +188,9 @@ class _Encoder:
         try:
             payload = text.encode()
         except UnicodeEncodeError as error:
-            raise SampleError(LONE_SURROGATE, "a text of it has lone surrogates, and no UTF-8 form") from error
+            raise SampleError(
+                LONE_SURROGATE, "a text of it has lone surrogates, and no UTF-8 form"
+            ) from error
         if is_too_deep(text):
             raise RecursionError
         if len(payload) > MAX_JSON_BYTES:
@@ -556,7 +558,9 @@ class PluginAddress:
             raise _fault(source, "shards()", f"no mapping of names and versions: {found!r:.100}")
         for name, version in found.items():
             if not (isinstance(name, str) and name and isinstance(version, str) and version):
-                raise _fault(source, "shards()", f"name and version are texts: {name!r:.100}: {version!r:.100}")
+                raise _fault(
+                    source, "shards()", f"name and version are texts: {name!r:.100}: {version!r:.100}"
+                )
         if not found:
             raise FileNotFoundError(f"{_PREFIX}{self.name}: the source has no shards")
         return dict(sorted(found.items()))

@@ -318,15 +318,27 @@ class StoredScores:
                     counts[measure.name] = counts.get(measure.name, 0) + 1
         return counts
 
-    def numbers(self) -> tuple[list[str], list[str]]:
-        """Return the names of all measured columns of numbers: of images, of samples."""
-        found = []
-        for asset in (IMAGES, SAMPLES):
-            columns = [column for all_of in self._columns.values() for column in all_of[asset]]
-            found.append(sorted({column.name for column in columns if _is_number(column.type)}))
-        return found[0], found[1]
+    def numbers(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the names of all measured columns of numbers: of images, of samples, of texts."""
+        images, samples = (
+            {column for all_of in self._columns.values() for column in all_of[asset]}
+            for asset in (IMAGES, SAMPLES)
+        )
+        of_texts = {
+            column.name
+            for column in samples
+            if pa.types.is_list(column.type) and _is_number(column.type.value_type)
+        }
+        found = [sorted({c.name for c in columns if _is_number(c.type)}) for columns in (images, samples)]
+        return found[0], found[1], sorted(of_texts)
 
-    def read(self, file_name: str, images: Iterable[str] = (), samples: Iterable[str] = ()) -> ScoredShard:
+    def read(
+        self,
+        file_name: str,
+        images: Iterable[str] = (),
+        samples: Iterable[str] = (),
+        texts: Iterable[str] = (),
+    ) -> ScoredShard:
         """Return the scores of one shard, with these measures as far as it has them.
 
         Raises:
@@ -340,7 +352,7 @@ class StoredScores:
                     *sorted(set(names_of(self._columns[file_name][asset])) & set(names)),
                 ],
             )
-            for asset, names in ((IMAGES, images), (SAMPLES, samples))
+            for asset, names in ((IMAGES, images), (SAMPLES, {*samples, *texts}))
         ]
         return ScoredShard.of(file_name, ImageScores(tables[0]), SampleScores(tables[1]))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from operator import add, itemgetter, sub
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -25,6 +25,8 @@ from mm_assets.filters.filter import Filter
 from mm_assets.filters.measure import DECODE_ERROR, decoding
 from mm_assets.filters.measures import names_of
 from mm_assets.filters.registry import measures_for
+from mm_assets.filters.scores import SampleScore
+from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.files import exists
@@ -261,7 +263,7 @@ class Borderline:
         far = distances(self.filter, values)
         is_refused = np.array([key in hit for key in keys], bool)
         self.count += len(keys)
-        self._drawn.add(np.zeros(len(keys)), found.__getitem__)
+        self._drawn.add(np.zeros(len(keys)), _slim(found, self.filter.needs()))
         for side, is_wanted in zip(self._sides, (~is_refused, is_refused), strict=True):
             side.add(
                 np.where(is_wanted, far, np.inf),
@@ -281,6 +283,20 @@ class Borderline:
             return Pick(shard.file_name, key, None, number)
         row_key = shard.row_keys[key]
         return Pick(shard.file_name, row_key["sample_id"], row_key["position"], number)
+
+
+def _slim(scores: Sequence[Any], names: Collection[str]) -> Callable[[int], Any]:
+    """Return what gives a score by its index, with no more values of texts than some measures need."""
+
+    def slim(index: int) -> Any:
+        score = scores[index]
+        if isinstance(score, TextScore):
+            return score.alone(names)
+        if isinstance(score, SampleScore):
+            return replace(score, values={name: score.values[name] for name in names if name in score.values})
+        return score
+
+    return slim
 
 
 _PARTS: Final = 16  # that workers do; not their number, as the page would depend on it
@@ -320,30 +336,31 @@ class _Part:
     """What was found in some of the shards.
 
     Args:
-        drawn: scores of images, and of samples.
+        drawn: scores of images, of samples, and of texts.
     """
 
     counts: WhatIf
     borderline: Sequence[Borderline]
-    drawn: tuple[Nearest[Any], Nearest[Any]] = field(
-        default_factory=lambda: (Nearest(SCORES_DRAWN), Nearest(SCORES_DRAWN))
+    drawn: Sequence[Nearest[Any]] = field(
+        default_factory=lambda: [Nearest(SCORES_DRAWN), Nearest(SCORES_DRAWN), Nearest(SCORES_DRAWN)]
     )
 
     @classmethod
     def of(cls, filters: Sequence[Filter[Any]]) -> _Part:
         return cls(WhatIf(filters), [Borderline(judge) for judge in filters])
 
-    def add(self, shard: ScoredShard) -> None:
-        """Look at one more shard."""
+    def add(self, shard: ScoredShard, measures: Sequence[Collection[str]]) -> None:
+        """Look at one more shard, without filters at the scores by some measures."""
         for found, decisions in zip(self.borderline, self.counts.add(shard), strict=True):
             found.add(shard, decisions)
         if not self.borderline:
             everything: list[list[Any]] = [
                 list(shard.scores.values()),
                 [score for _, score in shard.samples],
+                list(shard.item_refusals.texts.values()),
             ]
-            for side, some in zip(self.drawn, everything, strict=True):
-                side.add(np.zeros(len(some)), some.__getitem__)
+            for side, some, names in zip(self.drawn, everything, measures, strict=True):
+                side.add(np.zeros(len(some)), _slim(some, names))
 
     def merge(self, other: _Part) -> None:
         """Add what was found in other shards."""
@@ -380,7 +397,7 @@ def study(
     measures: Sequence[Collection[str]] = stored.numbers()
     if filters:
         of_images = [*names_of(needed.images), *([DECODE_ERROR] if decoding(needed.images) else [])]
-        measures = [of_images, names_of(needed.samples)]
+        measures = [of_images, names_of(needed.samples), ()]
     parts = min(_PARTS, len(stored.shards))
     jobs = [_Job(n, stored, stored.shards[n::parts], filters, measures) for n in range(parts)]
     done: dict[int, _Part] = {}
@@ -401,7 +418,7 @@ def _part_of(job: _Job) -> _Part:
     part = _Part.of(job.filters)
     with _no_search_for_cycles():
         for file_name in job.shards:
-            part.add(job.stored.read(file_name, *job.measures))
+            part.add(job.stored.read(file_name, *job.measures), job.measures)
     return part
 
 
@@ -417,13 +434,12 @@ def _no_search_for_cycles() -> Iterator[None]:
             gc.enable()
 
 
-def _distributions(
-    drawn: tuple[Nearest[Any], Nearest[Any]], measures: Sequence[Collection[str]]
-) -> dict[str, Numbers]:
+def _distributions(drawn: Sequence[Nearest[Any]], measures: Sequence[Collection[str]]) -> dict[str, Numbers]:
     found = {}
-    for side, always, names in zip(drawn, (_IMAGE_NUMBERS, _SAMPLE_NUMBERS), measures, strict=True):
-        for name in (*always, *sorted(names)):
+    for side, always, names in zip(drawn, (_IMAGE_NUMBERS, _SAMPLE_NUMBERS, ()), measures, strict=True):
+        for name in (*always, *sorted(set(names) - {TextPosition.name})):
             values = [value for score in side.things if (value := score.get(name)) is not None]
+            values = [value for value in values if value == value]
             if values:
                 found[name] = np.array(values, np.float64)
     return found

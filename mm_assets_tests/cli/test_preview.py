@@ -103,6 +103,8 @@ def test_filters_of_texts(tmp_path: Path) -> None:
     ]
     html = page.read_text()
     assert "share of texts kept by min_text_words" in html
+    scores = {cells(line)[0]: cells(line)[1:] for line in ok("preview", "--storage", storage).splitlines()}
+    assert (scores["text_words"][0], scores["text_words"][-1]) == ("3", "3")
     shown = ok("show", "a-one", "--storage", storage)
     assert "text_word_length" in shown
     assert "text_position" not in shown
