@@ -132,10 +132,9 @@ def repeated_characters(texts: Sequence[str]) -> list[float]:
     again = hashes[order[1:]] == hashes[order[:-1]]
     first, second = order[:-1][again], order[1:][again]
     windows = np.lib.stride_tricks.sliding_window_view(codes, CHARACTER_GRAM)
-    if not np.array_equal(windows[starts[first]], windows[starts[second]]) or any(
-        owners[first] != owners[second]
-    ):
-        return [_repeated(Counter(_grams(text)).values()) for text in texts]  # two have one number
+    is_same = np.array_equal(windows[starts[first]], windows[starts[second]])
+    if not (is_same and np.array_equal(owners[first], owners[second])):  # two have one number
+        return [_repeated(Counter(_grams(text)).values()) for text in texts]
     runs = np.flatnonzero(np.concatenate([[True], ~again]))
     counts = np.diff(runs, append=len(order))
     owners = owners[order[runs]]
