@@ -125,7 +125,7 @@ def test_a_list_of_locations_keeps_each_whole(name: str, folder: Path) -> None:
             "mm_assets.toml: plugins must be text, a number or a list of them, not a list in",
         ),
         ("scores = 'sharpnes'", "mm_assets.toml: scores: there is no score 'sharpnes' to be measured; "),
-        ("keep_images = 'widht > 5'", "mm_assets.toml: keep_images: 'widht > 5': there is no score 'widht'"),
+        ("keep_images = 'width >'", "mm_assets.toml: keep_images: 'width >': syntax error"),
         ("keep_images = 5", "mm_assets.toml: keep_images: '5': it is neither true nor false"),
         ("filter_actions = ['word=flag']", "mm_assets.toml: filter_actions: 'word=flag': there is no filter"),
         ("languages = ['xx']", "mm_assets.toml: languages: 'xx' is no ISO 639-1 code of a language that"),

@@ -183,6 +183,11 @@ def index_folder(root: str, kind: str) -> str:
     return join(root, "ledger", "index", kind)
 
 
+def lists_folder(root: str) -> str:
+    """Return where a storage root keeps the lists of ids that its filters have applied."""
+    return join(root, "ledger", "lists")
+
+
 def account_folders(root: str, asset: str) -> list[str]:
     """Return the local folders with an asset's accounts, where dead processes may have left files."""
     ledger, name = os.path.join(root, "ledger"), partition_filename(asset)

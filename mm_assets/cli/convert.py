@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mm_assets.cli.arguments import (
@@ -417,7 +418,11 @@ def _run(options: argparse.Namespace) -> int:
     processes = min(options.workers or available_cores(), max(len(conversions), 1))
     settings = Settings.load()
     max_loss = settings.max_loss if options.max_loss is None else options.max_loss
-    with WorkerPool(processes, may_fork=True, time_limit=settings.shard_timeout) as pool:
+    with (
+        TemporaryDirectory() as lists,
+        WorkerPool(processes, may_fork=True, time_limit=settings.shard_timeout) as pool,
+    ):
+        conversions = fitted_conversions(conversions, lists)
         conversions, failures = resolve_duplicates(conversions, pool)
         with Progress(len(conversions)) as progress:
             jobs = [
@@ -452,6 +457,30 @@ def _run(options: argparse.Namespace) -> int:
     for message, count in Counter(failures).items():
         fail(f"{' '.join(message.split())}{f' ({count} partitions)' if count > 1 else ''}")
     return 1 if failures else 0
+
+
+def fitted_conversions(conversions: list[Any], folder: str) -> list[Any]:
+    """Return conversions whose filters fit the columns of all inputs, see `Filter.fitted`.
+
+    Raises:
+        ValueError: in one line, a filter does not.
+    """
+    from mm_assets.filters.chain import FilterChain
+    from mm_assets.filters.columns import KEYS
+    from mm_assets.formats.registry import readable_schema
+
+    chains = [step for step in conversions[0].steps if isinstance(step, FilterChain)] if conversions else []
+    if not any(chain.columns for chain in chains):
+        return conversions
+    schemas = {}
+    if any(chain.columns.difference(KEYS) for chain in chains):  # reading them takes a while
+        found = {each.place: readable_schema(each.reader, each.partition) for each in conversions}
+        schemas = {place: schema for place, schema in found.items() if schema is not None}
+    steps = tuple(
+        step.fitted(schemas, (), folder) if isinstance(step, FilterChain) else step
+        for step in conversions[0].steps
+    )
+    return [replace(each, steps=steps) for each in conversions]
 
 
 def _named(conversion: Any, message: str) -> str:

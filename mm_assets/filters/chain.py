@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.filters.columns import RowColumns
 from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, S
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
@@ -82,10 +83,14 @@ class RowKeys:
 
     Args:
         table: an interleaved table, or the rows as mappings.
+        columns: columns of the rows, for filters that look at any.
     """
 
-    def __init__(self, table: pa.Table | Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, table: pa.Table | Sequence[Mapping[str, Any]], columns: RowColumns | None = None
+    ) -> None:
         self._table = table
+        self.columns = columns
 
     def __getitem__(self, row: int) -> Mapping[str, Any]:
         return self._rows[row]
@@ -130,13 +135,18 @@ class ItemRefusals:
     Args:
         scores: the scores of the images that can be judged, by row.
         find_texts: returns those of the texts; called only if there are filters of texts.
+        columns: columns of these rows, for filters that look at any.
     """
 
     def __init__(
-        self, scores: Mapping[int, ImageScore], find_texts: Callable[[], Mapping[int, TextScore]] = dict
+        self,
+        scores: Mapping[int, ImageScore],
+        find_texts: Callable[[], Mapping[int, TextScore]] = dict,
+        columns: RowColumns | None = None,
     ) -> None:
         self.scores = scores
         self._find_texts = find_texts
+        self._columns = columns
         self._known: dict[int, tuple[Filter[Any], Mapping[int, Refusal]]] = {}
 
     @cached_property
@@ -148,14 +158,24 @@ class ItemRefusals:
         """Return the refusals of one filter, by row in the order of the rows."""
         if id(judge) not in self._known:
             scores: Mapping[int, Any] = self.texts if isinstance(judge, TextFilter) else self.scores
-            refused = _refusals(judge, scores)
+            refused = _refusals(judge, scores, self._columns_of)
             self._known[id(judge)] = judge, refused  # with the filter, so that no other gets its id
         return self._known[id(judge)][1]
 
+    def _columns_of(self, rows: Sequence[int], names: Sequence[str]) -> pa.Table:
+        assert self._columns is not None, "a filter looks at columns"
+        return self._columns.of_items(rows, names)
 
-def _refusals(judge: Filter[S], scores: Mapping[int, S]) -> dict[int, Refusal]:
-    """Return what one filter has to say against scores, by their numbers."""
-    reasons = judge.verdicts(list(scores.values()))
+
+def _refusals(
+    judge: Filter[S], scores: Mapping[int, S], columns: Callable[[Sequence[int], Sequence[str]], pa.Table]
+) -> dict[int, Refusal]:
+    """Return what one filter has to say against scores, by their numbers; ``columns`` returns theirs."""
+    judged = list(scores.values())
+    if judged and (names := judge.columns()):
+        reasons = judge.judged(judged, columns(list(scores), names))
+    else:
+        reasons = judge.verdicts(judged)
     refused = {number: reason for number, reason in zip(scores, reasons, strict=True) if reason is not None}
     values = judge.numbers([scores[number] for number in refused])
     return {
@@ -242,11 +262,17 @@ def _decide_samples(
         )
         for rows in samples
     ]
+
+    def columns(numbers: Sequence[int], names: Sequence[str]) -> pa.Table:
+        assert row_keys.columns is not None, "a filter looks at columns"
+        ids = [row_keys[samples[number][0]]["sample_id"] for number in numbers]
+        return row_keys.columns.of_samples(ids, names)
+
     refusals: dict[int, Refusal] = {}
     flags: list[tuple[int, Refusal]] = []
     for judge in sorted(filters, key=lambda judge: judge.action == FLAG):
         open_ = {n: scores[n] for n, rows in enumerate(samples) if rows[0] not in refusals}
-        for index, refusal in _refusals(judge, open_).items():
+        for index, refusal in _refusals(judge, open_, columns).items():
             first, *others = samples[index]
             if judge.action == FLAG:
                 flags.append((first, refusal))
@@ -264,6 +290,7 @@ class SampleFilter(Filter[SampleScore]):
     """
 
     actions = (DROP_SAMPLE, FLAG)
+    kinds = (SampleScore,)
 
 
 @dataclass(frozen=True)
@@ -274,6 +301,7 @@ class TextFilter(Filter[TextScore]):
     """
 
     actions = (DROP_ITEM, DROP_SAMPLE, FLAG)
+    kinds = (TextScore,)
 
     def needs(self) -> tuple[str, ...]:
         return (*ALWAYS, *(TEXT + name for name in self.scores))
@@ -347,8 +375,8 @@ class FilterChain:
         """
         filters = tuple(filters)
         return cls(
-            tuple(made for made in filters if not isinstance(made, SampleFilter | TextFilter)),
-            tuple(made for made in filters if isinstance(made, SampleFilter | TextFilter)),
+            tuple(made for made in filters if ImageScore in made.kinds),
+            tuple(made for made in filters if {SampleScore, TextScore}.intersection(made.kinds)),
             measures.images,
             measures.samples,
         )
@@ -357,6 +385,27 @@ class FilterChain:
     def parts(self) -> tuple[Any, ...]:
         """Filters and measures, one after the other."""
         return (*self.images, *self.samples, *self.image_measures, *self.sample_measures)
+
+    @property
+    def filters(self) -> tuple[Filter[Any], ...]:
+        """All filters in order; one that judges images and samples is there once."""
+        both: tuple[Filter[Any], ...] = (*self.images, *self.samples)
+        return tuple({id(judge): judge for judge in both}.values())
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the rows that the filters look at."""
+        return frozenset(name for judge in self.filters for name in judge.columns())
+
+    def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:
+        """Return the chain for the rows of some shards, see `Filter.fitted`."""
+        others = list(others)
+        made = {id(judge): judge.fitted(shards, others, folder) for judge in self.filters}
+        return replace(
+            self,
+            images=tuple(made[id(judge)] for judge in self.images),
+            samples=tuple(made[id(judge)] for judge in self.samples),
+        )
 
     def bind(self, side: Mapping[str, tuple[str, str | None]]) -> Self:
         """Return the same filters with the stored scores of one shard.
@@ -380,10 +429,11 @@ class FilterChain:
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         scores, errors = self._image_scores(batch)
+        columns = RowColumns(batch.data)
         table = with_errors(batch.data, errors)
-        row_keys = RowKeys(table)
+        row_keys = RowKeys(table, columns)
         sample_scores = cache(lambda: self._sample_scores(table))
-        item_refusals = ItemRefusals(scores, lambda: text_scores(table, sample_scores()))
+        item_refusals = ItemRefusals(scores, lambda: text_scores(table, sample_scores()), columns)
         if self.observer is not None:
             self.observer(table, row_keys, item_refusals, sample_scores)
         decisions = self.decide(row_keys, item_refusals, sample_scores)
@@ -445,6 +495,7 @@ class ScoreFilter(Filter[ImageScore]):
     """
 
     actions = (DROP_ITEM, DROP_SAMPLE, FLAG)
+    kinds = (ImageScore,)
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         """Apply this filter alone."""

@@ -1,29 +1,33 @@
-"""Conditions over scores, written as in SQL, and the filters that apply them.
+"""Conditions over scores and columns, written as in SQL, and the filters that apply them.
 
-DuckDB parses and evaluates a condition. It can only look at the scores: what it may consist of is listed here
-(`_PARTS`, `_FUNCTIONS`), and DuckDB opens no files.
+DuckDB parses and evaluates a condition. It can only look at the columns that it is given, those that the
+condition names: what a condition may consist of is listed here (`_PARTS`, `_FUNCTIONS`), and DuckDB opens no
+files.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Final
+from itertools import chain
+from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.chain import SampleFilter, ScoreFilter, TextFilter
+from mm_assets.filters.columns import OF_ITEMS, OF_SAMPLES, AmbiguousName, spelled
 from mm_assets.filters.filter import Filter, FilterSettingError, S, setting
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextScore
 from mm_assets.model.errors import MmAssetsError, nearest
+from mm_assets.model.schema import INTERLEAVED_SCHEMA, RESERVED_COLUMNS
 
 _PARTS: Final = frozenset(
     {
@@ -36,7 +40,10 @@ _FUNCTIONS: Final = frozenset(
         *("+", "-", "*", "/", "//", "%", "~~", "!~~", "~~*", "!~~*", "like_escape", "not_like_escape"),
         *("abs", "ceil", "floor", "round", "sqrt", "ln", "log10", "greatest", "least"),
         *("lower", "upper", "length", "contains", "starts_with", "ends_with", "prefix", "suffix"),
-        *("regexp_matches", "regexp_full_match"),
+        *("regexp_matches", "regexp_full_match", "regexp_extract", "split_part", "trim"),
+        *("len", "array_length", "list_contains"),  # and ``tags[1]``, ``'x' in tags``
+        *("->>", "json_extract_string", "json_array_length"),
+        *("year", "month", "day", "date_part"),
     }
 )
 _TRUTH: Final = frozenset({"BOOLEAN", '"NULL"'})  # types of what may be a condition
@@ -47,15 +54,18 @@ class ConditionError(MmAssetsError, ValueError):
     """A condition that cannot be used; the message says why."""
 
 
-def columns_of(condition: str, known: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the scores that a condition looks at, sorted.
+Path = tuple[str, ...]
+"""A column, and names of fields inside it, as a condition has them."""
+
+
+def paths_in(condition: str) -> list[Path]:
+    """Return what a condition looks at, sorted.
 
     Args:
-        condition: text, such as ``width >= 200 and format != 'gif'``.
-        known: names of the scores that there are.
+        condition: text, such as ``width >= 200 and meta.lang = 'en'``.
 
     Raises:
-        ConditionError: it cannot be parsed, names another score, or has a part that is not allowed.
+        ConditionError: it cannot be parsed, or has a part that is not allowed.
     """
     if not condition.strip():
         raise ConditionError("it is empty")
@@ -72,39 +82,36 @@ def columns_of(condition: str, known: Collection[str]) -> tuple[str, ...]:
                 raise ConditionError("it is not one condition")
             raise ConditionError(f"the function {part['function_name']!r} is not allowed")
         if part["class"] == "COLUMN_REF":
-            name = ".".join(part["column_names"]).lower()  # as in SQL
-            if name not in known:
-                raise ConditionError(f"there is no score {name!r}; {nearest(name, sorted(known))}")
-            found.add(name)
-    return tuple(sorted(found))
+            found.add(tuple(part["column_names"]))
+    return sorted(found)
 
 
-def refuse_other_than_condition(condition: str, scores: pa.Schema) -> None:
-    """Refuse an expression that comes to a number or a text, or does not fit the types of the scores.
+def refuse_other_than_condition(condition: str, columns: pa.Schema) -> None:
+    """Refuse an expression that comes to a number or a text, or does not fit the types of the columns.
 
     Raises:
         ConditionError: it is no condition.
     """
     # One row, of nulls: what fails for it whatever the scores are fails here, and not in every shard.
-    table = pa.table({"": pa.nulls(1), **{field.name: pa.nulls(1, field.type) for field in scores}})
-    ((_, kind, *_),) = _queried("describe select {} from scores", condition, table)
+    table = pa.table({"": pa.nulls(1), **{column.name: pa.nulls(1, column.type) for column in columns}})
+    ((_, kind, *_),) = _queried("describe select {} from {}", condition, table)
     if kind not in _TRUTH:
         raise ConditionError(f"it is neither true nor false, but of type {kind}: compare it with something")
-    _queried("select {} from scores", condition, table)
+    _queried("select {} from {}", condition, table)
 
 
-def evaluate(condition: str, scores: pa.Table) -> Sequence[bool]:
-    """Return whether a condition holds, for each row of a table of scores.
+def evaluate(condition: str, columns: pa.Table) -> Sequence[bool]:
+    """Return whether a condition holds, for each row of a table of scores and other columns.
 
     A condition that comes to null does not hold, nor does one that cannot be computed for a row. NaN counts
     as null: it would be greater than all numbers.
 
     Raises:
-        ConditionError: it does not fit the types of the scores.
+        ConditionError: it does not fit the types of the columns.
     """
-    known = [_without_nan(column) for column in scores.columns]
-    table = pa.table(known, names=scores.column_names)
-    return [keep is True for (keep,) in _queried("select try(({})::boolean) from scores", condition, table)]
+    known = [_without_nan(column) for column in columns.columns]
+    table = pa.table(known, names=columns.column_names)
+    return [keep is True for (keep,) in _queried("select try(({})::boolean) from {}", condition, table)]
 
 
 def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -113,10 +120,25 @@ def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_nan(column), None, column)
 
 
-def _queried(query: str, condition: str, scores: pa.Table) -> list[Any]:
+_VIEW: Final = "rows that are judged"  # no column's name: it would come before that of the column
+
+
+def _queried(query: str, condition: str, columns: pa.Table) -> list[Any]:
     with _cursor() as cursor:
-        cursor.register("scores", scores)
-        return list(cursor.execute(query.format(_bracketed(condition))).fetchall())
+        cursor.register(_VIEW, pa.table(list(map(_of_duckdb, columns.columns)), columns.column_names))
+        return list(cursor.execute(query.format(_bracketed(condition), f'"{_VIEW}"')).fetchall())
+
+
+def _of_duckdb(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column in a type that DuckDB has: text for JSON, times in UTC without a zone."""
+    type_ = column.type
+    if isinstance(type_, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], type_.storage_type)
+    elif pa.types.is_timestamp(type_) and type_.tz is not None:
+        column = column.cast(pa.timestamp(type_.unit))
+    elif pa.types.is_float16(type_):
+        column = column.cast(pa.float32())
+    return column
 
 
 @contextmanager
@@ -184,7 +206,8 @@ def _parts(tree: Any) -> Iterator[dict[str, Any]]:
 
 def _first_line(text: str) -> str:
     # Behind "Use …", DuckDB gives advice that cannot be followed here.
-    return " ".join(text.partition("\n")[0].partition(". Use ")[0].split())
+    line = " ".join(text.partition("\n")[0].partition(". Use ")[0].split())
+    return f"{line}; JSON is text here: write name->>'field'" if "Cannot extract field" in line else line
 
 
 @cache
@@ -195,6 +218,7 @@ def _database() -> Any:
     database = duckdb.connect(":memory:", config={"threads": "1"})
     database.execute("set enable_external_access = false").fetchall()
     database.execute("set global error_on_division_by_zero = false").fetchall()  # null, as in SQL elsewhere
+    database.execute("set global TimeZone = 'UTC'").fetchall()  # else that of the machine
     database.execute("set lock_configuration = true").fetchall()
     # DuckDB complains of what is left when a process ends that still has another thread.
     atexit.register(_database.cache_clear)
@@ -206,14 +230,25 @@ _REFUSED = "the condition does not hold"
 
 @dataclass(frozen=True)
 class Condition(Filter[S]):
-    """Refuses that for which the field ``condition`` does not hold."""
+    """Refuses that for which the field ``condition`` does not hold.
+
+    A name is that of a score, else of a column.
+
+    Args:
+        column_types: types of the columns that it looks at, as shards have them: for one that lacks a column.
+    """
 
     kind: ClassVar[type[Score]]
     """What it judges."""
 
+    reserved: ClassVar[Sequence[str]]
+    """Reserved columns that it may look at."""
+
     condition = ""
+    column_types: pa.Schema | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     _names: ClassVar[tuple[str, ...]] = ()
+    _paths: ClassVar[tuple[Path, ...]] = ()
 
     @classmethod
     def types(cls) -> dict[str, pa.DataType]:
@@ -225,32 +260,126 @@ class Condition(Filter[S]):
         super().__post_init__()
         try:
             types = self.types()
-            names = columns_of(self.condition, types)
-            refuse_other_than_condition(self.condition, pa.schema([(name, types[name]) for name in names]))
+            paths = paths_in(self.condition)
+            names = sorted({path[0].lower() for path in paths if path[0].lower() in types})  # as in SQL
+            others = [path for path in paths if path[0].lower() not in types]
+            for first, *_ in others:
+                if first.lower() in RESERVED_COLUMNS and first.lower() not in self.reserved:
+                    raise ConditionError(f"the column {first!r} cannot be used")
+            # Goes with the filter to workers, which may know neither settings nor plugins.
+            object.__setattr__(self, "_names", tuple(names))
+            object.__setattr__(self, "_paths", tuple(others))
+            if all(path[0].lower() in self.reserved for path in others):
+                self._refuse_misfit({})  # else only the schemas of shards can tell
         except ConditionError as error:
             raise self._fault(error) from error
-        # Goes with the filter to workers, which may know neither settings nor plugins.
-        object.__setattr__(self, "_names", names)
 
     def needs(self) -> tuple[str, ...]:
         return tuple(measure for name in self._names for measure in self.kind.needed(name))
+
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(path[0] for path in self._paths))
+
+    def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:
+        """Return the filter with the types of its columns.
+
+        Raises:
+            FilterSettingError: no shard has a column of this name, or the condition does not fit its type.
+        """
+        if not self._paths or not shards:
+            return self
+        every = [*shards.items(), *(("", schema) for schema in others)]
+        by_shard: dict[str, dict[str, pa.DataType]] = {}
+        known: dict[str, pa.DataType] = {}
+        try:
+            names = set(chain.from_iterable(schema.names for _, schema in every))
+            names = names.difference(RESERVED_COLUMNS).union(self.reserved)
+            for name in self.columns():
+                if spelled(name, names) is None:
+                    there_are = sorted({*self.types(), *names})
+                    raise ConditionError(f"no shard has a column {name!r}; {nearest(name, there_are)}")
+            for key, schema in every:
+                by_shard[key] = self._types_in(schema)
+                for name, type_ in by_shard[key].items():
+                    known.setdefault(name, type_)
+        except (ConditionError, AmbiguousName) as error:
+            raise self._fault(error) from error
+        made = replace(self, column_types=pa.schema(list(known.items())))
+        first_of: dict[tuple[tuple[str, pa.DataType], ...], str] = {}
+        for key in sorted(shards):
+            first_of.setdefault(tuple(by_shard[key].items()), key)
+        for types, key in first_of.items():
+            try:
+                made._refuse_misfit(dict(types))
+            except ConditionError as error:
+                raise self._fault(ConditionError(f"shard {key!r}: {error}")) from error
+        return made
 
     def verdict(self, score: S) -> str | None:
         return self.verdicts([score])[0]
 
     def verdicts(self, scores: Sequence[S]) -> Sequence[str | None]:
+        return self.judged(scores, pa.table({"": pa.nulls(len(scores))}))
+
+    def judged(self, scores: Sequence[S], columns: pa.Table) -> Sequence[str | None]:
         if not scores:
             return []
-        # A table has as many rows as its columns: one more, for a condition that looks at none.
-        columns = {name: [score.get(name) for score in scores] for name in self._names}
-        table = pa.table({**columns, "": pa.nulls(len(scores))})
+        table = columns
+        for name in self.columns():
+            column = spelled(name, table.column_names)
+            if column is None:
+                table = table.append_column(name, pa.nulls(len(scores), self._type_of_absent(name)))
+            elif pa.types.is_null(table.column(column).type):
+                values = pa.nulls(len(scores), self._type_of_absent(name))
+                table = table.set_column(table.column_names.index(column), column, values)
+        for name in self._names:
+            table = table.append_column(name, pa.array([score.get(name) for score in scores]))
         try:
             holds = evaluate(self.condition, table)
         except ConditionError as error:
             raise self._fault(error) from error
         return [None if keep else _REFUSED for keep in holds]
 
-    def _fault(self, error: ConditionError) -> FilterSettingError:
+    def _types_in(self, schema: pa.Schema) -> dict[str, pa.DataType]:
+        """Return the types of the columns that it looks at, by their names in a schema.
+
+        Those that are missing there, or have no value, are left out.
+        """
+        names = set(schema.names).difference(RESERVED_COLUMNS)
+        found = {name: spelled(name, names) for name in self.columns()}
+        for name, column in found.items():
+            for other, its in found.items():
+                if name.lower() == other.lower() and column != its:
+                    raise ConditionError(
+                        f"{name!r} and {other!r} are two columns: SQL cannot tell them apart"
+                    )
+        there = [schema.field(name) for name in dict.fromkeys(found.values()) if name is not None]
+        return {column.name: column.type for column in there if not pa.types.is_null(column.type)}
+
+    def _type_of_absent(self, name: str) -> pa.DataType:
+        """Return the type of a column that a shard lacks."""
+        known = spelled(name, self.column_types.names) if self.column_types is not None else None
+        return pa.null() if known is None else self.column_types.field(known).type  # type: ignore[union-attr]
+
+    def _refuse_misfit(self, columns: Mapping[str, pa.DataType]) -> None:
+        """Refuse a condition that does not fit these columns, beside scores and reserved columns.
+
+        Raises:
+            ConditionError: it is no condition.
+        """
+        scores = self.types()
+        types = {name: scores[name] for name in self._names} | dict(columns)
+        for name in self.columns():
+            if spelled(name, types) is None:
+                reserved = name.lower() if name.lower() in self.reserved else None
+                types[name] = (
+                    self._type_of_absent(name)
+                    if reserved is None
+                    else INTERLEAVED_SCHEMA.field(reserved).type
+                )
+        refuse_other_than_condition(self.condition, pa.schema(list(types.items())))
+
+    def _fault(self, error: Exception) -> FilterSettingError:
         return FilterSettingError(self.settings()["condition"].name, f"{self.condition!r}: {error}")
 
 
@@ -260,6 +389,7 @@ class ImageCondition(Condition[ImageScore], ScoreFilter):
 
     name = "keep_images"
     kind = ImageScore
+    reserved = OF_ITEMS
 
     condition: str = setting(
         "keep_images",
@@ -275,6 +405,7 @@ class TextCondition(Condition[TextScore], TextFilter):
 
     name = "keep_texts"
     kind = TextScore
+    reserved = OF_ITEMS
 
     condition: str = setting(
         "keep_texts",
@@ -290,6 +421,7 @@ class SampleCondition(Condition[SampleScore], SampleFilter):
 
     name = "keep_samples"
     kind = SampleScore
+    reserved = OF_SAMPLES
 
     condition: str = setting(
         "keep_samples",

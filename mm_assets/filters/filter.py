@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import pyarrow as pa
 
 from mm_assets.filters.measure import Score
 from mm_assets.model.errors import MmAssetsError
@@ -55,18 +57,22 @@ class FilterSetting:
         return self.quantity is not None and self.name == f"max_{self.quantity}"
 
 
-def setting(name: str, kind: type, default: Any, meaning: str, quantity: str | None = None) -> Any:
+def setting(
+    name: str, kind: type, default: Any, meaning: str, quantity: str | None = None, compare: bool = True
+) -> Any:
     """Declare a field of a filter that users set.
 
     Args:
         default: the value where only other settings are set.
+        compare: whether its value is part of fingerprints.
 
     Raises:
         TypeError: for a kind that is none of `KINDS`.
     """
     if kind not in KINDS:
         raise TypeError(f"setting {name!r} is of one of {', '.join(k.__name__ for k in KINDS)}, not {kind!r}")
-    return field(default=default, metadata={SETTING: FilterSetting(name, kind, meaning, quantity)})
+    metadata = {SETTING: FilterSetting(name, kind, meaning, quantity)}
+    return field(default=default, metadata=metadata, compare=compare)
 
 
 def minimum(quantity: str, kind: type, meaning: str) -> Any:
@@ -125,6 +131,40 @@ class Filter(ABC, Generic[S]):
 
         The reason is a few words, the same for all that are refused for it.
         """
+
+    @property
+    @abstractmethod
+    def kinds(self) -> tuple[type[Score], ...]:
+        """What it judges: images, samples, or both."""
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the columns of the rows that `judged` looks at, beside scores."""
+        return ()
+
+    def judged(self, scores: Sequence[S], columns: pa.Table) -> Sequence[str | None]:
+        """Return the verdicts on many scores.
+
+        Args:
+            columns: a row for each score, with those of `columns` that the rows have, in their own spelling.
+        """
+        return self.verdicts(scores)
+
+    def opened(self) -> Self:
+        """Return the filter with what the files say that its settings name."""
+        return self
+
+    def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:
+        """Return the filter for the rows of some shards; called once, before any of them is filtered.
+
+        Args:
+            shards: the columns of each.
+            others: those of further shards.
+            folder: where what all workers have to read is kept: a folder or URL.
+
+        Raises:
+            FilterSettingError: it cannot judge them.
+        """
+        return self
 
     def measure(self, score: S) -> float | None:
         """Return the number that the verdict is about, for the ledger's column ``score``."""

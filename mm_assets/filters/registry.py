@@ -30,6 +30,7 @@ from mm_assets.filters.filter import (
     minimum,
     setting,
 )
+from mm_assets.filters.id_list import DropIds, KeepIds
 from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextScore
@@ -447,6 +448,8 @@ def with_preset(preset: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 FILTERS: tuple[type[Filter[Any]], ...] = (
+    DropIds,
+    KeepIds,
     AspectRatioFilter,
     ImageSizeFilter,
     LongerSideFilter,
@@ -511,6 +514,15 @@ def filters_of(
     return tuple(found for found in made if found is not None)
 
 
+def opened(filters: Iterable[Filter[Any]]) -> tuple[Filter[Any], ...]:
+    """Return filters with what the files say that their settings name.
+
+    Raises:
+        FilterSettingError: a file cannot be used.
+    """
+    return tuple(made.opened() for made in filters)
+
+
 def measures_for(filters: Iterable[Filter[Any]], scores: Iterable[str] = ()) -> MeasureSelection:
     """Return the measures that filters look at, and those of further scores.
 
@@ -521,8 +533,12 @@ def measures_for(filters: Iterable[Filter[Any]], scores: Iterable[str] = ()) -> 
 
 
 def chain_of(filters: Iterable[Filter[Any]]) -> FilterChain | None:
-    """Return filters with their measures as one step; None where there is no filter."""
-    filters = tuple(filters)
+    """Return filters with their measures as one step; None where there is no filter.
+
+    Raises:
+        FilterSettingError: a file that a setting names cannot be used.
+    """
+    filters = opened(filters)
     if not filters:
         return None
     return FilterChain.of(filters, measures_for(filters))

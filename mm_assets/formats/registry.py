@@ -187,12 +187,12 @@ def plan_conversions(
         )
     if writer.needs_schemas:
         writer = writer.prepared(
-            [schema for p in partitions if (schema := _readable_schema(reader, p)) is not None]
+            [schema for p in partitions if (schema := readable_schema(reader, p)) is not None]
         )
     return [Conversion(reader, partition, writer, tuple(steps)) for partition in partitions]
 
 
-def _readable_schema(reader: InterleavedReader, partition: Partition) -> pa.Schema | None:
+def readable_schema(reader: InterleavedReader, partition: Partition) -> pa.Schema | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the conversion itself warns again

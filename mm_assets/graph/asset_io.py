@@ -26,14 +26,18 @@ from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.record import (
     BY_ASSET,
     CACHE,
+    CURATED,
     DERIVED_FOLDERS,
     LANCE,
     LOST_IDS,
     TARS,
     ShardRecord,
     index_folder,
+    lists_folder,
 )
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
+from mm_assets.filters.chain import FilterChain
+from mm_assets.filters.filter import FilterSettingError
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile
 from mm_assets.formats.partitions import parse_bytes
@@ -124,6 +128,16 @@ class IngestIOManager(RawInput, _ParquetOutput):
             if inspection.survey.documents:  # earlier outputs have no items of such documents: made again
                 resolved_options["documents"] = inspection.survey.documents
             resolved.append(replace(job, options={**job.options, **resolved_options}))
+        decisions = {
+            key: found.decision for key, found in inspections.items() if isinstance(found, ShardInspection)
+        }
+        absent = {name for decision in decisions.values() for name in decision.absent}
+        fitted_steps(
+            self.root,
+            plan.foreseen,
+            {key: decision.fields for key, decision in decisions.items()},
+            pa.schema([pa.field(name, pa.null()) for name in sorted(absent)]),
+        )
         return resolved
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
@@ -235,6 +249,35 @@ class ParquetIOManager(_ParquetOutput):
     """Writes Parquet from Parquet."""
 
     run_job = staticmethod(rewrite_shard)
+
+    def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
+        """Return the jobs with steps that know the columns of all shards; fingerprints stay as they are."""
+        if not any(isinstance(step, FilterChain) and step.columns for step in plan.steps):
+            return jobs
+        asset = plan.source.asset
+        store, landed = SurveyStore(self.root, asset=asset), Ledger(self.root).named(asset)
+        index = SurveyIndex(store).published if asset == CURATED.asset else store.published
+        schemas = {key: published.schema for key, published in dict(index(landed)).items()}
+        own = {job.key: schemas.pop(job.key) for job in jobs if job.key in schemas}
+        steps = fitted_steps(self.root, plan.steps, own, *schemas.values())
+        return [replace(job, steps=steps) for job in jobs]
+
+
+def fitted_steps(
+    root: str, steps: Sequence[Any], shards: Mapping[str, pa.Schema], *others: pa.Schema
+) -> tuple[Any, ...]:
+    """Return steps with filters that fit the columns of shards, see `Filter.fitted`.
+
+    Raises:
+        dagster.Failure: a filter does not.
+    """
+    folder = lists_folder(root)
+    try:
+        return tuple(
+            step.fitted(shards, others, folder) if isinstance(step, FilterChain) else step for step in steps
+        )
+    except FilterSettingError as error:
+        raise dg.Failure(str(error), allow_retries=False) from error
 
 
 class LanceIOManager(ShardIOManager):

@@ -377,8 +377,10 @@ with warnings.catch_warnings():
     metadata=row_columns(),
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
 )
-def curated_parquet(raw_shards: ShardSet, looks: ImageValidation) -> Plan:
-    return Plan(raw_shards, (ReadableImages(looks.decode_fraction, looks.max_pixels),))
+def curated_parquet(raw_shards: ShardSet, looks: ImageValidation, bounds: FilterThresholds) -> Plan:
+    chain = bounds.chain()
+    steps = (ReadableImages(looks.decode_fraction, looks.max_pixels),)
+    return Plan(raw_shards, steps, foreseen=() if chain is None else (chain,))
 
 
 @sharded(

@@ -164,6 +164,7 @@ class Plan:
         checks: checks of the asset; `sharded` adds them.
         unread: upstream assets of which these steps read nothing. Events name them all the same, or Dagster
             would take the shards for outdated. What is missing or changes there makes nothing stale.
+        foreseen: steps of later assets, which must fit the columns of the shards before any is made.
     """
 
     source: ShardSet
@@ -171,6 +172,7 @@ class Plan:
     side_inputs: Mapping[str, ShardSet] = field(default_factory=dict)
     checks: tuple[ShardCheck, ...] = ()
     unread: tuple[ShardSet, ...] = ()
+    foreseen: tuple[Any, ...] = ()
 
     def digest(self) -> str:
         """Return a digest of the steps, equal in every process.

@@ -16,7 +16,7 @@ from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.filter import Filter, FilterSetting
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.readable import MAX_PIXELS
-from mm_assets.filters.registry import chain_of, filters_of, measures_for, settings_of
+from mm_assets.filters.registry import chain_of, filters_of, measures_for, opened, settings_of
 from mm_assets.graph.asset_io import (
     IO_MANAGERS,
     IngestIOManager,
@@ -58,7 +58,7 @@ class FilterThresholds(dg.ConfigurableResource[Any]):
     def active(self) -> tuple[Filter[Any], ...]:
         """Return the filters that are turned on by these settings."""
         values = {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
-        return filters_of(self.filters, values, self.filter_actions)
+        return opened(filters_of(self.filters, values, self.filter_actions))
 
     def chain(self) -> FilterChain | None:
         """Return the filters that are turned on as one step; None where none is."""

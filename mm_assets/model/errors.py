@@ -107,11 +107,15 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
+_MOST_NAMED = 200  # data may have thousands of columns
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a hint for a name that there is not: the nearest one that there is, else all of them."""
     known = list(known)
     near = get_close_matches(name, known, n=1, cutoff=cutoff)
-    return f"the nearest is {near[0]}" if near else f"there are {', '.join(known)}"
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    return f"the nearest is {near[0]}" if near else f"there are {', '.join(known[:_MOST_NAMED])}{more}"
 
 
 def first_and_more(names: Sequence[object]) -> str:

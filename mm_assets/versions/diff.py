@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.history import FLAGGED
 from mm_assets.accounting.record import BY_ASSET
+from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.registry import known_filters
 from mm_assets.model.errors import DataError
 from mm_assets.plugins import load_plugins
@@ -134,6 +135,8 @@ def _filter_settings() -> dict[str, tuple[str, Any]]:
         defaults = {each.name: each.default for each in fields(kind)}
         for field, known in kind.settings().items():
             found[f"{_STEPS}{kind.name}.{field}"] = (variable(known.name), defaults[field])
+        if issubclass(kind, IdFilter):  # what its files hold is recorded, not where they lie
+            found[f"{_STEPS}{kind.name}.digests"] = (variable(kind.name), ())
     return found
 
 

@@ -15,8 +15,10 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from mm_assets.accounting.record import CURATED
-from mm_assets.filters.chain import SampleFilter, TextFilter
+from mm_assets.filters.chain import TextFilter
 from mm_assets.filters.filter import FLAG, Filter
+from mm_assets.filters.id_list import IdFilter
+from mm_assets.filters.scores import SampleScore
 from mm_assets.model.errors import counted
 from mm_assets.view.html import note, page, table, text
 from mm_assets.view.overview import DROPPED, KEPT
@@ -70,6 +72,9 @@ def summary(study: Study) -> list[str]:
     if counts.unreadable:
         images = counted_in_thousands(counts.unreadable, "image")
         lines.append(f"{images} could not be measured: no filter judges them, MM_ON_MATERIALIZE_ERROR does")
+    for count in counts.by_filter:
+        if isinstance(count.filter, IdFilter):
+            lines += count.filter.unmarked(count.marks)
     return lines
 
 
@@ -133,7 +138,7 @@ def unit_of(judge: Filter[Any]) -> str:
     """Return what a filter judges."""
     if isinstance(judge, TextFilter):
         return "texts"
-    return "samples" if isinstance(judge, SampleFilter) else "images"
+    return "samples" if judge.kinds == (SampleScore,) else "images"
 
 
 def number(value: float | None) -> str:

@@ -34,7 +34,9 @@ from mm_assets.accounting.record import (
     recorded_files,
 )
 from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys
+from mm_assets.filters.columns import KEYS, RowColumns, spelled
 from mm_assets.filters.filter import Filter
+from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.measure import DECODE_ERROR, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.scores import (
@@ -47,6 +49,10 @@ from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.pixels import ThumbnailStrip, thumbnail
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, open_parquet, read_small_table
+from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
+from mm_assets.formats.partitions import Partition
+from mm_assets.formats.reader import InterleavedReader
+from mm_assets.formats.registry import DEFAULT_BATCH_BYTES
 from mm_assets.model.errors import ShardError
 from mm_assets.model.samples import Step
 from mm_assets.storage.files import join
@@ -86,9 +92,27 @@ class ScoredShard:
         """The scores of the images without an error, by row."""
         return self.item_refusals.scores
 
+    def mark(self, judge: IdFilter, marks: dict[str, Marks]) -> None:
+        """Note which rows of the lists of a filter name something of this shard."""
+        images = ((key["sample_id"], key["position"]) for key in self.row_keys.at(range(self.images)))
+        digests = (score.get("sha256") for score in self.scores.values())
+        judge.mark(marks, (sample_id for sample_id, _ in self.samples), images, digests)
+
     @classmethod
-    def of(cls, file_name: str, images: ImageScores, samples: SampleScores) -> ScoredShard:
-        """Return a shard with these scores."""
+    def of(
+        cls,
+        file_name: str,
+        images: ImageScores,
+        samples: SampleScores,
+        columns: Sequence[str] = (),
+        curated: pa.Table | None = None,
+    ) -> ScoredShard:
+        """Return a shard with these scores.
+
+        Args:
+            columns: those that filters look at.
+            curated: its curated rows with these columns; None where the rows of the scores have all.
+        """
         rows: list[Mapping[str, Any]] = []
         scores: dict[int, ImageScore] = {}
         nbytes: list[int] = []
@@ -110,11 +134,16 @@ class ScoredShard:
                 rows.append(_row(sample_id, int(position), "text", None))
                 items.append(1)
         nbytes += [0] * (len(rows) - len(nbytes))
+        beside = None
+        if curated is not None:
+            beside = _columns_of(curated, rows)
+        elif columns:
+            beside = RowColumns(pa.Table.from_pylist(rows))
         return cls(
             file_name,
-            RowKeys(rows),
-            RowKeys(_without_errors_of_measures(rows, samples)),
-            ItemRefusals(scores, lambda: texts),
+            RowKeys(rows, beside),
+            RowKeys(_without_errors_of_measures(rows, samples), beside),
+            ItemRefusals(scores, lambda: texts, beside),
             samples,
             np.array(items, np.int64),
             np.array(nbytes, np.int64),
@@ -124,6 +153,13 @@ class ScoredShard:
 
 
 _POSITIONS: Final = TextPosition.name
+
+
+def _columns_of(curated: pa.Table, rows: Sequence[Mapping[str, Any]]) -> RowColumns:
+    """Return columns of curated rows, by the rows of their scores."""
+    places = zip(*(curated.column(name).to_pylist() for name in ("sample_id", "position")), strict=True)
+    numbers = {place: number for number, place in enumerate(places)}
+    return RowColumns(curated, [numbers.get((row["sample_id"], row["position"]), -1) for row in rows])
 
 
 def _row(sample_id: str, position: int, modality: str, error: str | None) -> dict[str, Any]:
@@ -338,8 +374,9 @@ class StoredScores:
         images: Iterable[str] = (),
         samples: Iterable[str] = (),
         texts: Iterable[str] = (),
+        columns: Sequence[str] = (),
     ) -> ScoredShard:
-        """Return the scores of one shard, with these measures as far as it has them.
+        """Return the scores of one shard, with these measures and columns as far as it has them.
 
         Raises:
             UnreadableFile: a file is damaged; the message names it.
@@ -354,7 +391,25 @@ class StoredScores:
             )
             for asset, names in ((IMAGES, images), (SAMPLES, {*samples, *texts}))
         ]
-        return ScoredShard.of(file_name, ImageScores(tables[0]), SampleScores(tables[1]))
+        curated = self._curated_columns(file_name, columns) if set(columns).difference(KEYS) else None
+        return ScoredShard.of(file_name, ImageScores(tables[0]), SampleScores(tables[1]), columns, curated)
+
+    def schemas(self) -> dict[str, pa.Schema]:
+        """Return the columns of the curated rows of each shard, by its name."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            found = pool.map(lambda name: self._open_curated(name)[2], self.shards)
+            return dict(zip(map(shard_name, self.shards), found, strict=True))
+
+    def _curated_columns(self, file_name: str, columns: Sequence[str]) -> pa.Table:
+        reader, partition, schema = self._open_curated(file_name)
+        found = dict.fromkeys([*KEYS, *(spelled(name, schema.names) for name in columns)])
+        _, tables = reader.project(partition, [name for name in found if name is not None])
+        return pa.concat_tables(tables)
+
+    def _open_curated(self, file_name: str) -> tuple[InterleavedReader, Partition, pa.Schema]:
+        partition = Partition(shard_name(file_name), (self.curated(file_name),))
+        reader = InterleavedParquetReader((), max_batch_bytes=DEFAULT_BATCH_BYTES)
+        return reader, partition, reader.open(partition).schema
 
     def curated(self, file_name: str) -> str:
         """Return the location of the curated rows of a shard."""
@@ -464,7 +519,7 @@ class FilterObserver:
 
     def __init__(self, chain: FilterChain) -> None:
         self._chain = chain
-        filters: tuple[Filter[Any], ...] = (*chain.images, *chain.samples)
+        filters = chain.filters
         self.alone = [(judge, FilterChain.of([judge])) for judge in filters]
         self._items: dict[str, int] = dict.fromkeys((judge.name for judge in filters), 0)
         with_bounds = [judge.name for judge in chain.images if bounds_of(judge)][:_MOST_FILTERS]

@@ -15,16 +15,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from operator import add, itemgetter, sub
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.filters.chain import Decisions, FilterChain, SampleFilter, TextFilter
+from mm_assets.filters.chain import Decisions, FilterChain, TextFilter
+from mm_assets.filters.columns import KEYS
 from mm_assets.filters.filter import Filter
+from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.measure import DECODE_ERROR, decoding
 from mm_assets.filters.measures import names_of
-from mm_assets.filters.registry import measures_for
+from mm_assets.filters.registry import measures_for, opened
 from mm_assets.filters.scores import SampleScore
 from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.headers import ImageInfo
@@ -59,12 +62,14 @@ class FilterCount:
         alone: what it drops where it is the only filter.
         only_it: what stays if it is left out of all filters, and goes with it.
         flagged: images or samples that it lists and keeps, where it is the only filter.
+        marks: of a filter by lists of ids: what of them names something.
     """
 
     filter: Filter[Any]
     alone: Count = Count()
     only_it: Count = Count()
     flagged: int = 0
+    marks: dict[str, Marks] = field(default_factory=dict)
 
 
 @dataclass
@@ -102,6 +107,8 @@ class WhatIf:
         for count, decisions, others in zip(self.by_filter, alone, self._others, strict=True):
             count.alone += _dropped(shard, decisions)
             count.flagged += len(decisions.flags)
+            if isinstance(count.filter, IdFilter):
+                shard.mark(count.filter, count.marks)
             # A filter that decides nothing changes nothing: at most that images are found to be faulty.
             decides = any(refusal.filter is count.filter for refusal in together.refusals.values())
             if decides or shard.images > len(shard.scores):
@@ -117,6 +124,8 @@ class WhatIf:
             count.alone += more.alone
             count.only_it += more.only_it
             count.flagged += more.flagged
+            for digest, marks in more.marks.items():
+                count.marks[digest] = count.marks.get(digest, False) | marks
 
 
 def decide(chain: FilterChain, shard: ScoredShard) -> Decisions:
@@ -228,7 +237,7 @@ class Borderline:
 
     @property
     def is_of_samples(self) -> bool:
-        return isinstance(self.filter, SampleFilter)
+        return self.filter.kinds == (SampleScore,)
 
     @property
     def kept(self) -> Sequence[Pick]:
@@ -329,6 +338,7 @@ class _Job:
     shards: Sequence[str]
     filters: Sequence[Filter[Any]]
     measures: Sequence[Collection[str]]
+    columns: Sequence[str]
 
 
 @dataclass
@@ -386,6 +396,7 @@ def study(
     Raises:
         ValueError: in one line, for damaged scores and for filters that fail.
     """
+    filters = opened(filters)
     needed = measures_for(filters)
     missing = stored.missing(needed)
     left_out = {
@@ -395,18 +406,24 @@ def study(
     }
     filters = [judge for judge in filters if judge.name not in left_out]
     measures: Sequence[Collection[str]] = stored.numbers()
+    columns: Sequence[str] = ()
     if filters:
         of_images = [*names_of(needed.images), *([DECODE_ERROR] if decoding(needed.images) else [])]
         measures = [of_images, names_of(needed.samples), ()]
-    parts = min(_PARTS, len(stored.shards))
-    jobs = [_Job(n, stored, stored.shards[n::parts], filters, measures) for n in range(parts)]
+        columns = sorted({name for judge in filters for name in judge.columns()})
     done: dict[int, _Part] = {}
-    results = ((job, _part_of(job)) for job in jobs) if pool is None else pool.map(_part_of, jobs)
-    for job, part in results:
-        if isinstance(part, WorkerFailure):
-            raise ValueError(part.message)
-        done[job.number] = part
-        progress(sum(len(jobs[number].shards) for number in done))
+    with TemporaryDirectory() as folder:  # of lists of ids
+        if columns:
+            schemas = stored.schemas() if set(columns).difference(KEYS) else {}
+            filters = [judge.fitted(schemas, (), folder) for judge in filters]
+        parts = min(_PARTS, len(stored.shards))
+        jobs = [_Job(n, stored, stored.shards[n::parts], filters, measures, columns) for n in range(parts)]
+        results = ((job, _part_of(job)) for job in jobs) if pool is None else pool.map(_part_of, jobs)
+        for job, part in results:
+            if isinstance(part, WorkerFailure):
+                raise ValueError(part.message)
+            done[job.number] = part
+            progress(sum(len(jobs[number].shards) for number in done))
     found = _Part.of(filters)
     for number in sorted(done):  # the same page, whichever part was ready first
         found.merge(done[number])
@@ -416,9 +433,10 @@ def study(
 
 def _part_of(job: _Job) -> _Part:
     part = _Part.of(job.filters)
+    images, samples, texts = job.measures
     with _no_search_for_cycles():
         for file_name in job.shards:
-            part.add(job.stored.read(file_name, *job.measures), job.measures)
+            part.add(job.stored.read(file_name, images, samples, texts, job.columns), job.measures)
     return part
 
 

@@ -38,6 +38,13 @@ SETS = {
         "MM_KEEP_IMAGES": "width >= 400 and format <> 'gif'",
         "MM_KEEP_SAMPLES": "words > 50 or images > 2",
     },
+    "columns": {
+        "MM_KEEP_IMAGES": "url like '%/2%' or width < 350",
+        "MM_KEEP_SAMPLES": "url is not null and words > 20",
+    },
+    "listed": {"MM_DROP_IDS": "{lists}/ids.txt,{lists}/images.csv,{lists}/bytes.parquet"},
+    "alone": {"MM_KEEP_IDS": "{lists}/images.csv,{lists}/ids.txt", "MM_MAX_ASPECT_RATIO": "2"},
+    "told": {"MM_DROP_IDS": "{lists}/images.csv", "MM_FILTER_ACTIONS": "drop_ids=flag", "MM_MIN_WORDS": "60"},
 }
 
 
@@ -48,11 +55,25 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     make_shards(folder / "raw", members=2, pdf=0)
     broken = b"\xff\xd8\xff no picture"
     make_tar(folder / "raw" / "odd.tar", [*sample("odd", image(9, 9)), *sample("broken", broken)])
-    environment = {"MM_WORKERS": "2", "MM_ON_MATERIALIZE_ERROR": "warn"}
+    environment = {"MM_WORKERS": "2", "MM_ON_MATERIALIZE_ERROR": "warn", "MM_SCORES": "sha256"}
     with quick_instance(tmp_path_factory.mktemp("home")) as instance:
         made = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
         assert made.run(assets=["raw_shards", "curated_parquet", "image_scores", "sample_scores"]).success
+        make_lists(Path(made.storage), folder)
         yield made
+
+
+def make_lists(storage: Path, folder: Path) -> None:
+    """Lists of a fifth of the samples, every third image, and of every seventh digest of an image."""
+    scores = pa.concat_tables(map(pq.read_table, sorted((storage / "scores").glob("*.parquet"))))
+    ids = sorted(set(scores["sample_id"].to_pylist()))
+    (folder / "ids.txt").write_text("\n".join([*ids[::5], "nobody"]) + "\n")
+    images = scores.select(["sample_id", "position"]).to_pylist()[::3]
+    lines = [f"{row['sample_id']},{row['position']},seen before" for row in images]
+    (folder / "images.csv").write_text("\n".join(["sample_id,position,reason", *lines]))
+    pq.write_table(
+        scores.select(["sha256"]).take(list(range(0, len(scores), 7))).drop_null(), folder / "bytes.parquet"
+    )
 
 
 def rows(deployment: Deployment, folder: str) -> pa.Table:
@@ -81,10 +102,12 @@ def test_scores_of_a_run_count_until_a_raw_shard_changes(scored: Deployment) -> 
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_preview_is_what_the_run_drops(scored: Deployment, name: str, tmp_path: Path) -> None:
-    settings = Settings.load(SETS[name])
+    lists = Path(scored.raw).parent
+    given = {key: text.format(lists=lists) for key, text in SETS[name].items()}
+    settings = Settings.load(given)
     said = study(StoredScores(scored.storage), settings.active_filters()).counts
     deployment = scored.copied(tmp_path)
-    deployment.environment = {**scored.environment, **SETS[name]}
+    deployment.environment = {**scored.environment, **given}
     result = deployment.run(assets=["image_scores", "sample_scores", "filtered_parquet"])
     assert result.success
     curated, filtered = count(rows(deployment, "curated")), count(rows(deployment, "filtered"))
