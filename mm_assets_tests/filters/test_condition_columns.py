@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.filters.chain import FilterChain
-from mm_assets.filters.condition import ImageCondition, SampleCondition
+from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
 from mm_assets.filters.filter import FilterSettingError
+from mm_assets.filters.registry import chain_of
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.filters.filter_sets import png
@@ -196,3 +197,18 @@ def test_a_sample_without_metadata_has_no_columns_but_its_id() -> None:
     for condition in ("text is null and sample_id = 'a'", "images = 1"):
         assert FilterChain.of([SampleCondition(condition)])(source).batch.num_rows == 1
     assert FilterChain.of([ImageCondition("text = 'own'")])(source).batch.num_rows == 1
+
+
+def test_a_text_has_its_own_value_else_that_of_its_sample() -> None:
+    types = pa.schema([("role", pa.string()), ("license", pa.string())])
+    rows = [item("a", content_type="application/json") | {"license": "cc0"}]
+    rows += [item("a", at, text_content="one two") | {"role": role} for at, role in enumerate(("user", None))]
+    source = InterleavedBatch(pa.Table.from_pylist(rows, schema=pa.schema([*INTERLEAVED_SCHEMA, *types])))
+    for condition, left in (
+        ("role = 'user' and license = 'cc0'", [-1, 0]),
+        ("words = 2 and position = 1", [-1, 1]),
+    ):
+        made = chain_of([TextCondition(condition)])
+        assert made is not None
+        made = made.fitted({"a": source.data.schema}, [], "")
+        assert made(source).batch.data["position"].to_pylist() == left
