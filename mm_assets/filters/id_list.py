@@ -95,12 +95,15 @@ class IdList:
             OSError: it cannot be read.
         """
         uri = self.published(folder)
-        if exists(uri):
-            return
+        if not exists(uri):
+            publish_table(uri, self.read())
+
+    def read(self) -> pa.Table:
+        """Return the rows of the file as `publish` writes them; raises as that does."""
         data = _data_of(self.uri)
         if _digest(self.uri, data) != self.digest:
             raise BadList(f"{self.uri}: changed while it was read: try again")
-        publish_table(uri, _sorted(_checked(self.uri, _table_of(self.uri, data), self.columns)))
+        return _sorted(_checked(self.uri, _table_of(self.uri, data), self.columns))
 
 
 @lru_cache(maxsize=256)
@@ -317,6 +320,11 @@ def _opened(uri: str) -> SortedIds:
     return SortedIds(read_small_table(uri))
 
 
+@lru_cache(maxsize=2)
+def _read(given: IdList) -> SortedIds:
+    return SortedIds(given.read())
+
+
 @dataclass(frozen=True)
 class IdFilter(Filter[Any]):
     """Judges what lists name: samples by those of samples, images by those of images.
@@ -324,7 +332,7 @@ class IdFilter(Filter[Any]):
     Args:
         digests: of its lists: what they hold is part of fingerprints, where they lie is not.
         lists: the lists, once they are `opened`.
-        folder: where their copies are, once it is `fitted`.
+        folder: where their copies are, once it is `fitted`; empty: the files themselves are read.
     """
 
     actions = (DROP_ITEM, DROP_SAMPLE, FLAG)
@@ -449,7 +457,7 @@ class IdFilter(Filter[Any]):
         ]
 
     def _ids_of(self, each: IdList) -> SortedIds:
-        return _opened(each.published(self.folder))
+        return _opened(each.published(self.folder)) if self.folder else _read(each)
 
     def _fault(self, error: Exception) -> Exception:
         if isinstance(error, OSError) and is_store_failure(error):

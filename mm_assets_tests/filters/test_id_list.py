@@ -247,6 +247,13 @@ def test_equal_hashes_of_other_ids_are_told_apart() -> None:
     assert SortedIds(table.slice(0, 0)).find(["id3"]).tolist() == [-1]
 
 
+def test_a_chain_in_one_process_reads_the_files_themselves() -> None:
+    made = chain_of([DropIds((write("ids.txt", "b\n"),))])
+    assert made is not None
+    assert left(made(batch_of([*sample("a", "t"), *sample("b", "t")]))) == ["a0"]
+    assert not Path("lists").exists()
+
+
 def test_what_names_nothing_is_counted() -> None:
     write("ids.txt", "a\nnobody\nnobody else\n")
     write("items.csv", "sample_id,position\nb,1\nx,1\n")
