@@ -188,6 +188,11 @@ def lists_folder(root: str) -> str:
     return join(root, "ledger", "lists")
 
 
+def figures_folder(root: str) -> str:
+    """Return where a storage root keeps the set-wide figures that its filters look at."""
+    return join(root, "ledger", "figures")
+
+
 def account_folders(root: str, asset: str) -> list[str]:
     """Return the local folders with an asset's accounts, where dead processes may have left files."""
     ledger, name = os.path.join(root, "ledger"), partition_filename(asset)

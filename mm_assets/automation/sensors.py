@@ -61,11 +61,12 @@ from mm_assets.graph.instance_queries import fail_lost_runs, withdraw_planned
 from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation
-from mm_assets.graph.resources import MaintainedStorage
+from mm_assets.graph.resources import FilterThresholds, MaintainedStorage
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings, machine_zone
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import is_remote, join, local_path, sweep, sweep_output
+from mm_assets.view.figures import take_figures
 from mm_assets.view.overview import Status
 
 _SCORES = "image_scores"
@@ -272,6 +273,19 @@ def refresh() -> None:
     find_due_shards()
 
 
+@dg.op(description="Takes the figures of the whole set that conditions look at, from the stored scores.")
+def take_set_figures(
+    context: dg.OpExecutionContext, bounds: FilterThresholds, maintained: MaintainedStorage
+) -> None:
+    for line in take_figures(maintained.root, bounds.active()).lines():
+        context.log.info(line)
+
+
+@dg.job(description="Take the figures of the whole set anew; filtered shards become stale where they differ.")
+def figures() -> None:
+    take_set_figures()
+
+
 # Runs whose events nobody looks at any more.
 KEEP_RUNS_DAYS = 90
 _RUNS_PER_QUERY = 200
@@ -416,7 +430,7 @@ ALL_ASSETS = dg.define_asset_job("all_assets", description="Take shards through 
 PROVE = dg.define_asset_job(
     "prove", selection=dg.AssetSelection.checks(*proof_keys()), description="Read every output again."
 )
-JOBS: list[Any] = [ALL_ASSETS, PROVE, refresh, maintenance]
+JOBS: list[Any] = [ALL_ASSETS, PROVE, refresh, figures, maintenance]
 
 
 def inventory_checks(assets: Iterable[dg.AssetsDefinition]) -> dg.AssetChecksDefinition:

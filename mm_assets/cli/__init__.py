@@ -21,6 +21,7 @@ COMMANDS = {
     "init": "graph",
     "run": "graph",
     "ui": "graph",
+    "figures": "look",
     "prove": "graph",
     "status": "look",
     "explain": "look",

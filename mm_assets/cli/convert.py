@@ -470,6 +470,8 @@ def fitted_conversions(conversions: list[Any], folder: str) -> list[Any]:
     from mm_assets.formats.registry import readable_schema
 
     chains = [step for step in conversions[0].steps if isinstance(step, FilterChain)] if conversions else []
+    for chain in chains:
+        chain.refuse_missing_figures()
     if not any(chain.columns for chain in chains):
         return conversions
     schemas = {}

@@ -262,6 +262,45 @@ class _Advice:
         ]
 
 
+def figures_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "figures",
+        help="take the set-wide figures that conditions look at, from the stored scores",
+        description="Take the figures of the whole set that the conditions of the settings look at, such as "
+        "sha256_occurrences or clip_similarity_percent_rank, from the stored scores of all shards. "
+        "What is filtered from now on is judged by them.",
+    )
+    add_set_flags(parser)
+    add_storage_flag(parser)
+    parser.set_defaults(run=run_figures)
+
+
+def run_figures(options: argparse.Namespace) -> int:
+    """Take the figures and print a line on each.
+
+    Raises:
+        ValueError: for settings that do not fit, and for scores that are missing or damaged.
+    """
+    from mm_assets.view.figures import take_figures
+
+    root = storage_root(options)
+    refuse_other_folder(root)
+    progress = ProgressLine(100)
+    try:
+        taken = take_figures(
+            root,
+            filters_with_overrides(options),
+            lambda done, of: progress.show(100 * done // of, f"{done} of {of} shards"),
+        )
+    finally:
+        progress.end()
+    lines = taken.lines() or ["no condition looks at a figure of the whole set: see docs/filters.md"]
+    for line in lines:
+        print(printable(line))
+    return 0
+
+
 _FOR_WORKERS = 20  # shards: to start workers takes longer than to read fewer
 
 

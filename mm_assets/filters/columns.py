@@ -20,8 +20,11 @@ from mm_assets.model.schema import RESERVED_COLUMNS
 KEYS: Final = ("sample_id", "position", "modality")
 """Columns by which rows are found."""
 
-OF_ITEMS: Final = ("sample_id", "position", "content_type")
-"""Reserved columns that filters of items may look at; those of samples see the id alone."""
+OF_IMAGES: Final = ("sample_id", "position", "content_type")
+"""Reserved columns that filters of images may look at; those of samples see the id alone."""
+
+OF_TEXTS: Final = ("sample_id", "position", "text_content")
+"""Those that filters of texts may look at."""
 
 OF_SAMPLES: Final = ("sample_id",)
 

@@ -20,13 +20,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.chain import SampleFilter, ScoreFilter, TextFilter
-from mm_assets.filters.columns import OF_ITEMS, OF_SAMPLES, AmbiguousName, spelled
+from mm_assets.filters.columns import OF_IMAGES, OF_SAMPLES, OF_TEXTS, AmbiguousName, spelled
 from mm_assets.filters.filter import Filter, FilterSettingError, S, setting
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
+from mm_assets.filters.set_figures import (
+    TYPES,
+    FigureError,
+    FiguresFile,
+    ending_of,
+    figure_name,
+    not_taken,
+    taken_of,
+)
 from mm_assets.filters.texts import TextScore
 from mm_assets.model.errors import MmAssetsError, nearest
+from mm_assets.model.samples import LATER_FIELD
 from mm_assets.model.schema import INTERLEAVED_SCHEMA, RESERVED_COLUMNS
 
 _PARTS: Final = frozenset(
@@ -232,10 +242,11 @@ _REFUSED = "the condition does not hold"
 class Condition(Filter[S]):
     """Refuses that for which the field ``condition`` does not hold.
 
-    A name is that of a score, else of a column.
+    A name is that of a score, else of a set-wide figure of a score or column, else of a column.
 
     Args:
         column_types: types of the columns that it looks at, as shards have them: for one that lacks a column.
+        figures_file: the figures of the set, if it looks at any and they were taken.
     """
 
     kind: ClassVar[type[Score]]
@@ -246,8 +257,12 @@ class Condition(Filter[S]):
 
     condition = ""
     column_types: pa.Schema | None = field(default=None, kw_only=True, compare=False, repr=False)
+    figures_file: FiguresFile | None = field(
+        default=None, kw_only=True, repr=False, metadata={LATER_FIELD: True}
+    )
 
     _names: ClassVar[tuple[str, ...]] = ()
+    _figures: ClassVar[tuple[str, ...]] = ()
     _paths: ClassVar[tuple[Path, ...]] = ()
 
     @classmethod
@@ -261,24 +276,43 @@ class Condition(Filter[S]):
         try:
             types = self.types()
             paths = paths_in(self.condition)
-            names = sorted({path[0].lower() for path in paths if path[0].lower() in types})  # as in SQL
+            names = {path[0].lower() for path in paths if path[0].lower() in types}  # as in SQL
             others = [path for path in paths if path[0].lower() not in types]
+            figures = sorted({path[0] for path in others if ending_of(path[0].lower()) is not None})
+            for figure in figures:
+                of = taken_of(figure)
+                names.update([of.lower()] if of.lower() in types else [])
+                others = [path for path in others if path[0] != figure]
+                others += [(of,)] if of.lower() not in types and (of,) not in others else []
             for first, *_ in others:
                 if first.lower() in RESERVED_COLUMNS and first.lower() not in self.reserved:
                     raise ConditionError(f"the column {first!r} cannot be used")
             # Goes with the filter to workers, which may know neither settings nor plugins.
-            object.__setattr__(self, "_names", tuple(names))
+            object.__setattr__(self, "_names", tuple(sorted(names)))
             object.__setattr__(self, "_paths", tuple(others))
+            object.__setattr__(self, "_figures", tuple(figures))
             if all(path[0].lower() in self.reserved for path in others):
                 self._refuse_misfit({})  # else only the schemas of shards can tell
         except ConditionError as error:
             raise self._fault(error) from error
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(measure for name in self._names for measure in self.kind.needed(name))
+        return (*super().needs(), *(measure for name in self._names for measure in self.kind.needed(name)))
 
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(path[0] for path in self._paths))
+
+    def figures(self) -> tuple[str, ...]:
+        return tuple(map(self._figure_name, self._figures))
+
+    def opened(self, figures: str = "") -> Self:
+        return replace(self, figures_file=FiguresFile.newest(figures)) if self._figures and figures else self
+
+    def refuse_missing_figures(self) -> None:
+        known = {} if self.figures_file is None else self.figures_file.read().counted
+        for figure in self.figures():
+            if figure not in known:
+                raise self._fault(FigureError(not_taken(figure)))
 
     def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:
         """Return the filter with the types of its columns.
@@ -335,10 +369,23 @@ class Condition(Filter[S]):
         for name in self._names:
             table = table.append_column(name, pa.array([score.get(name) for score in scores]))
         try:
+            for figure in self._figures:
+                table = table.append_column(figure, self._figure(figure, table))
             holds = evaluate(self.condition, table)
-        except ConditionError as error:
+        except (ConditionError, FigureError) as error:
             raise self._fault(error) from error
         return [None if keep else _REFUSED for keep in holds]
+
+    def _figure_name(self, figure: str) -> str:
+        return figure_name(self.kind.rows, figure.lower())
+
+    def _figure(self, figure: str, table: pa.Table) -> pa.Array:
+        """Return a figure of each row of a table, which has the column that it is taken of."""
+        if self.figures_file is None:
+            raise FigureError(not_taken(self._figure_name(figure)))
+        column = spelled(taken_of(figure), table.column_names)
+        assert column is not None, "columns that a shard lacks are null"
+        return self.figures_file.read().of(self._figure_name(figure), table.column(column).combine_chunks())
 
     def _types_in(self, schema: pa.Schema) -> dict[str, pa.DataType]:
         """Return the types of the columns that it looks at, by their names in a schema.
@@ -369,6 +416,7 @@ class Condition(Filter[S]):
         """
         scores = self.types()
         types = {name: scores[name] for name in self._names} | dict(columns)
+        types |= {figure: TYPES[ending_of(figure.lower()) or ""] for figure in self._figures}
         for name in self.columns():
             if spelled(name, types) is None:
                 reserved = name.lower() if name.lower() in self.reserved else None
@@ -389,7 +437,7 @@ class ImageCondition(Condition[ImageScore], ScoreFilter):
 
     name = "keep_images"
     kind = ImageScore
-    reserved = OF_ITEMS
+    reserved = OF_IMAGES
 
     condition: str = setting(
         "keep_images",
@@ -405,7 +453,7 @@ class TextCondition(Condition[TextScore], TextFilter):
 
     name = "keep_texts"
     kind = TextScore
-    reserved = OF_ITEMS
+    reserved = OF_TEXTS
 
     condition: str = setting(
         "keep_texts",

@@ -149,9 +149,24 @@ class Filter(ABC, Generic[S]):
         """
         return self.verdicts(scores)
 
-    def opened(self) -> Self:
-        """Return the filter with what the files say that its settings name."""
+    def opened(self, figures: str = "") -> Self:
+        """Return the filter with what the files say that its settings name.
+
+        Args:
+            figures: folder with the set-wide figures of the storage; empty: there is none.
+        """
         return self
+
+    def figures(self) -> tuple[str, ...]:
+        """Return the names of the set-wide figures that the verdict looks at."""
+        return ()
+
+    def refuse_missing_figures(self) -> None:
+        """Refuse to judge without these figures.
+
+        Raises:
+            FilterSettingError: one of them was not taken.
+        """
 
     def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:
         """Return the filter for the rows of some shards; called once, before any of them is filtered.

@@ -182,6 +182,9 @@ class Score:
 
     __slots__ = ()
 
+    rows: ClassVar[str]
+    """What it is of: the word for one."""
+
     always: ClassVar[Mapping[str, pa.DataType]]
     """Scores that there are without a measure, with their types."""
 

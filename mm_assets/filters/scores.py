@@ -159,6 +159,7 @@ class ImageScore(Score):
     ``width`` and ``height`` are in pixels as displayed (EXIF orientation applied), ``byte_size`` in bytes.
     """
 
+    rows = "image"
     always = HEADER_TYPES
 
     width: int = 0
@@ -306,6 +307,7 @@ TEXT_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
 class SampleScore(Score):
     """The measurements of one sample."""
 
+    rows = "sample"
     always = TEXT_TYPES
 
     images: int = 0

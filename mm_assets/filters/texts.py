@@ -549,6 +549,7 @@ class TextScore(Score):
 
     __slots__ = ("index", "values")
 
+    rows = "text"
     always: ClassVar[Mapping[str, pa.DataType]] = {}
 
     def __init__(self, values: Values, index: int) -> None:

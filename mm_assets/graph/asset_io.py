@@ -11,7 +11,8 @@
   rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,7 +253,11 @@ class ParquetIOManager(_ParquetOutput):
 
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Return the jobs with steps that know the columns of all shards; fingerprints stay as they are."""
-        if not any(isinstance(step, FilterChain) and step.columns for step in plan.steps):
+        chains = [step for step in plan.steps if isinstance(step, FilterChain)]
+        with _as_failure():
+            for chain in chains:
+                chain.refuse_missing_figures()
+        if not any(chain.columns for chain in chains):
             return jobs
         asset = plan.source.asset
         store, landed = SurveyStore(self.root, asset=asset), Ledger(self.root).named(asset)
@@ -272,10 +277,17 @@ def fitted_steps(
         dagster.Failure: a filter does not.
     """
     folder = lists_folder(root)
-    try:
+    with _as_failure():
         return tuple(
             step.fitted(shards, others, folder) if isinstance(step, FilterChain) else step for step in steps
         )
+
+
+@contextmanager
+def _as_failure() -> Iterator[None]:
+    """Raise the fault of a filter's setting as the failure of a step."""
+    try:
+        yield
     except FilterSettingError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
 

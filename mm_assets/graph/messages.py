@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from mm_assets.accounting.ledger import Balance
 from mm_assets.formats.reports import PartitionReport
-from mm_assets.model.samples import Example, InterleavedBatch, StepResult
+from mm_assets.model.samples import LATER_FIELD, Example, InterleavedBatch, StepResult
 from mm_assets.storage.errors import error_line
 
 # Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
@@ -290,7 +290,9 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, PurePath):
         return {"path": str(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
+        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
+        later = {f.name for f in dataclasses.fields(value) if f.metadata.get(LATER_FIELD)}
+        fields = {n: _canonical(v) for n, v in given.items() if v is not None or n not in later}
         version = getattr(type(value), "version", "")  # of a filter; most have none
         return {"class": fingerprint_name(type(value)), "fields": fields} | (
             {"version": version} if version and "version" not in fields else {}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import dagster as dg
 from pydantic import Field, create_model
 
-from mm_assets.accounting.record import OUTPUTS
+from mm_assets.accounting.record import OUTPUTS, figures_folder
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.filter import Filter, FilterSetting
 from mm_assets.filters.measures import MeasureSelection
@@ -55,10 +55,15 @@ class FilterThresholds(dg.ConfigurableResource[Any]):
         default=[], description="Scores that are measured although no filter needs them."
     )
 
+    root: str = Field(
+        default="", description="Where the set-wide figures are: the output root, a directory or a URL."
+    )
+
     def active(self) -> tuple[Filter[Any], ...]:
         """Return the filters that are turned on by these settings."""
         values = {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
-        return opened(filters_of(self.filters, values, self.filter_actions))
+        filters = filters_of(self.filters, values, self.filter_actions)
+        return opened(filters, figures_folder(self.root) if self.root else "")
 
     def chain(self) -> FilterChain | None:
         """Return the filters that are turned on as one step; None where none is."""
@@ -74,6 +79,7 @@ def filter_thresholds(
     values: Mapping[str, Any],
     filter_actions: Sequence[str] = (),
     scores: Sequence[str] = (),
+    root: str = "",
 ) -> FilterThresholds:
     """Return the resource with a field for each setting of the filters.
 
@@ -81,6 +87,7 @@ def filter_thresholds(
         values: values by setting.
         filter_actions: what filters do with what they refuse, each as ``filter=action``.
         scores: further scores that are measured.
+        root: the output root.
     """
     fields: dict[str, Any] = {known.name: _field(known) for known in settings_of(filters)}
     made = create_model(
@@ -88,7 +95,7 @@ def filter_thresholds(
     )
     made.filters = filters
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return made(filter_actions=list(filter_actions), scores=list(scores), **given)
+    return made(filter_actions=list(filter_actions), scores=list(scores), root=root, **given)
 
 
 def _field(known: FilterSetting) -> tuple[Any, Any]:
@@ -155,7 +162,7 @@ def resources_from_environment() -> dict[str, Any]:
         "raw": raw,
         "workers": workers,
         "bounds": filter_thresholds(
-            settings.filters, settings.filter_values(), settings.filter_actions, settings.scores
+            settings.filters, settings.filter_values(), settings.filter_actions, settings.scores, root
         ),
         "looks": ImageValidation(
             decode_fraction=settings.decode_fraction, max_pixels=settings.max_image_pixels

@@ -87,6 +87,14 @@ class Selection:
                 found.setdefault(asset.to_user_string(), []).extend(keys)
         return found
 
+    def only(self, names: Collection[str]) -> Selection:
+        """Return the selection with these assets alone."""
+        groups: dict[tuple[dg.AssetKey, ...], Sequence[str]] = {}
+        for assets, keys in self.groups.items():
+            if kept := tuple(asset for asset in assets if asset.to_user_string() in names):
+                groups[kept] = [*groups.get(kept, ()), *keys]
+        return replace(self, groups=groups)
+
     def with_reasons(self, more: Mapping[dg.AssetKey, Mapping[str, Due]]) -> Selection:
         """Return the selection with reasons of partitions that have none so far."""
         names = [*self.why, *(asset for asset in more if asset not in self.why)]

@@ -21,6 +21,7 @@ from mm_assets.accounting.record import BY_ASSET
 from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.definitions import build_definitions
+from mm_assets.filters.scores import ImageScores, SampleScores
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import fail_lost_runs, process_tag
@@ -42,6 +43,7 @@ from mm_assets.settings import Settings
 from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import exists, refuse_unwritable
 from mm_assets.terminal import INTERRUPTED, ProgressLine, interrupted
+from mm_assets.view.figures import missing_figures, take_figures
 from mm_assets.view.overview import Status
 
 
@@ -104,6 +106,8 @@ class RunProgress:
 
 
 JOB = "all_assets"
+FILTERED = "filtered_parquet"
+SCORED = ("curated_parquet", ImageScores.asset, SampleScores.asset)  # what figures are taken of
 _NAMED = 5  # shards in a line
 
 
@@ -154,6 +158,15 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
                 print(f"nothing to do: {counted(len(listing), 'shard')} up to date, as published and proven")
                 return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
+        root, filters = resources["maintained"].root, resources["bounds"].active()
+        if FILTERED in selection.keys_by_asset and (missing := missing_figures(root, filters)):
+            print(f"first pass: scores of all shards, for {', '.join(missing)}", flush=True)
+            job = definitions.resolve_job_def(JOB)
+            if _carry_out(instance, job, selection.only(SCORED), RunSummary({})) == INTERRUPTED:
+                return INTERRUPTED
+            for line in take_figures(root, filters).lines():
+                print(line, flush=True)
+            definitions = build_definitions()  # their filters have the figures
         job = definitions.resolve_job_def(JOB)
         code = _make(instance, job, selection, raw.locations, settings.max_loss)
         if code != INTERRUPTED:
@@ -220,8 +233,16 @@ def _make(
     instance: dg.DagsterInstance, job: dg.JobDefinition, selection: Selection, locations: str, max_loss: float
 ) -> int:
     started = time.monotonic()
-    order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
     summary = RunSummary(selection.keys_by_asset, max_loss)
+    code = _carry_out(instance, job, selection, summary)
+    return code or _printed(instance, summary, locations, started)
+
+
+def _carry_out(
+    instance: dg.DagsterInstance, job: dg.JobDefinition, selection: Selection, summary: RunSummary
+) -> int:
+    """Launch the runs of a selection, one after the other; return `INTERRUPTED` or 0."""
+    order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
     runs = selection.runs(order)
     total = sum(len(group) * len(keys) for group, keys in runs)
     with RunProgress(total) as progress, process_tag(instance) as process:
@@ -241,7 +262,7 @@ def _make(
                     f"run {number} of {len(runs)}: {counted(len(keys), 'shard')}, {keys[0]}"
                     + (f" to {keys[-1]}" if keys[1:] else "")
                 )
-    return _printed(instance, summary, locations, started)
+    return 0
 
 
 def _unchanged(records: Records, max_loss: float) -> RunSummary:

@@ -257,6 +257,13 @@ class StepResult:
     flags: tuple[Loss, ...] = ()
 
 
+LATER_FIELD = "later"
+"""Key in the metadata of a step's field that steps did not have at first.
+
+It is part of fingerprints only where it is not None, so that outputs without it stay as they are.
+"""
+
+
 class Step(Protocol):
     """A picklable transformation of one batch of whole samples that keeps the schema."""
 

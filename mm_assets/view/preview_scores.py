@@ -308,8 +308,9 @@ class StoredScores:
 
     Args:
         root: storage root.
-        named: shards to look at; none: at most `MOST_SHARDS` of all, evenly spread.
+        named: shards to look at; none: those of all, evenly spread.
         raw_version: what raw shards are now.
+        most: shards to look at where none is named; None: all.
 
     Raises:
         ValueError: there are no scores, or a named shard has none.
@@ -321,7 +322,11 @@ class StoredScores:
     """
 
     def __init__(
-        self, root: str, named: Sequence[str] = (), raw_version: RawVersions = lambda key: None
+        self,
+        root: str,
+        named: Sequence[str] = (),
+        raw_version: RawVersions = lambda key: None,
+        most: int | None = MOST_SHARDS,
     ) -> None:
         self.root = root
         files = {asset: _files(join(root, DERIVED_FOLDERS[asset])) for asset in (IMAGES, SAMPLES)}
@@ -329,7 +334,7 @@ class StoredScores:
         if not known:
             raise ValueError(f"{root}: no scores are stored here; {how_to_measure()}")
         chosen = [_known(root, name, known) for name in dict.fromkeys(named)]
-        looked_at = chosen or evenly_spread(known, MOST_SHARDS)
+        looked_at = chosen or evenly_spread(known, most or len(known))
         self.of_shards = len(known)
         self.left_out: dict[str, list[str]] = {}
         for asset, names in files.items():

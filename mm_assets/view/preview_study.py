@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from mm_assets.accounting.record import figures_folder
 from mm_assets.filters.chain import Decisions, FilterChain, TextFilter
 from mm_assets.filters.columns import KEYS
 from mm_assets.filters.filter import Filter
@@ -396,7 +397,9 @@ def study(
     Raises:
         ValueError: in one line, for damaged scores and for filters that fail.
     """
-    filters = opened(filters)
+    filters = opened(filters, figures_folder(stored.root))
+    for judge in filters:
+        judge.refuse_missing_figures()
     needed = measures_for(filters)
     missing = stored.missing(needed)
     left_out = {
