@@ -27,7 +27,7 @@ from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, Filte
 from mm_assets.filters.measure import Score
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.formats.parquet.files import UNREADABLE, open_checked, publish_table, read_small_table
-from mm_assets.model.errors import MmAssetsError, counted
+from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.errors import error_line, is_store_failure, located
 from mm_assets.storage.files import absolute, exists, is_remote, join, open_binary, regular_file
 from mm_assets.storage.listing import expand_paths
@@ -450,7 +450,7 @@ class IdFilter(Filter[Any]):
     def unmarked(self, marks: Mapping[str, Marks]) -> list[str]:
         """Return a line for each list of which some rows name nothing."""
         return [
-            f"{self.name}: {np.count_nonzero(~found):,} of {counted(len(found), 'row')} of {each.name} "
+            f"{self.name}: {np.count_nonzero(~found):,} of {len(found):,} rows of {each.name} "
             "name nothing in these shards"
             for each in self.lists
             if (found := marks.get(each.digest)) is not None and not found.all()
