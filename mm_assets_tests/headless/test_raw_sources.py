@@ -1,4 +1,4 @@
-"""Raw shards that are no tars or Parquet, and images elsewhere: what the graph makes and tells of them."""
+"""Raw shards that are neither tars nor Parquet, and images elsewhere, through the graph."""
 
 import gzip
 import json
