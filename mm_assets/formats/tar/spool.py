@@ -86,8 +86,8 @@ def local_tar(
     """Open a read-only descriptor of an uncompressed tar, closed at the end of the block.
 
     A plain local file is used as it is. A stream or a gzip file (several gzip members in a row too) is
-    spooled into an unlinked temporary file. A zip becomes a tar of the same files, without hidden ones and
-    those that systems have added, if its name is that of one; no file gets a place of its own on the disk, whatever its name is.
+    spooled into an unlinked temporary file. A zip (by its name, too) becomes a tar of the same files, without
+    hidden ones and those that systems have added; none of its names becomes a place on the disk.
 
     Args:
         source: A local path, or a binary file object (a remote tar), which is read from its current position

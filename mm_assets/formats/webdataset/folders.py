@@ -40,6 +40,7 @@ from mm_assets.formats.webdataset.layout import (
     RawLayout,
     SampleError,
     extension,
+    naming_sample,
     sample_stem,
 )
 from mm_assets.formats.webdataset.rows import Sample
@@ -345,9 +346,10 @@ class FolderSamples(TarSamples):
         if is_line(member.name):
             table, _, number = member.name.rpartition(": line ")
             folder = posixpath.dirname(table)
-            payload = _described(self._payload(member), folder, self._layout)
-            sample = self.decoder.decode(payload, member, posixpath.join(folder, number))
             label = number if len(self._tables) == 1 else f"{sample_stem(table)}/{number}"
+            with naming_sample(self._rows_prefix + label):
+                payload = _described(self._payload(member), folder, self._layout)
+            sample = self.decoder.decode(payload, member, posixpath.join(folder, number))
             states_id = isinstance(payload.get(SAMPLE_ID), str)
         else:
             sample = super()._sample(member)
