@@ -100,7 +100,7 @@ def made_address(items: Sequence[str], missing_keys: str) -> MadeAddress | None:
 
 
 def location_of(item: str) -> str:
-    """Return the absolute path or URL of an input; of PDFs, images, a plugin, the URL of the tars made of them.
+    """Return the path or URL of an input; of PDFs, images and plugins, the URL of the tars made of them.
 
     Warns of what looks like data beside them, but is not read.
 

@@ -30,7 +30,12 @@ from mm_assets.formats.names import (
 from mm_assets.formats.partitions import Partition, id_prefix, root_of_locations
 from mm_assets.formats.tar.index import Member, TarDamage
 from mm_assets.formats.tar.writer import END_BLOCKS, add_member
-from mm_assets.formats.webdataset.documents import ImageTextPairs, Mint1tDecoder, is_document
+from mm_assets.formats.webdataset.documents import (
+    ImageTextPairs,
+    Mint1tDecoder,
+    find_document_layout,
+    is_document,
+)
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     FOLDER_PROTOCOL,
@@ -259,10 +264,13 @@ class FolderSamples(TarSamples):
         if self._tables:
             decoder = Mint1tDecoder(self.path, self.index, layout, max_member_bytes)
             decoder.referenced.update(member.name for member in self._tables)
-            return decoder, [line for table in self._tables for line in self._lines(table)]
+            lines = [line for table in self._tables for line in self._lines(table)]
+            decoder.documents = find_document_layout(lines, decoder, self._payload)
+            return decoder, lines
         jsons = [member for member in self.index.members if layout.is_json(member.name)]
-        if any(self._is_document(member) for member in jsons):
-            return super()._documents(layout, max_member_bytes)
+        decoder, documents = super()._documents(layout, max_member_bytes)
+        if decoder.documents is not None or any(map(self._is_document, jsons)):
+            return decoder, documents
         images: dict[str, list[Member]] = {}
         texts: dict[str, list[Member]] = {}
         for member in self.index.members:
@@ -284,7 +292,7 @@ class FolderSamples(TarSamples):
 
     def _is_document(self, member: Member) -> bool:
         try:
-            return is_document(super()._payload(member), self._layout)
+            return is_document(self._payload(member), self._layout)
         except SampleError:
             return False
 
@@ -326,9 +334,13 @@ class FolderSamples(TarSamples):
         self.losses += [lost_range(self.path, *damaged) for damaged in self._damaged]
 
     def _payload(self, member: Member) -> dict[str, Any]:
-        table = member.name.rpartition(": line ")[0]
-        if not is_line(member.name) or extension(table) != "csv":
+        if not is_line(member.name):
             return super()._payload(member)
+        table = member.name.rpartition(": line ")[0]
+        payload = self._row(member, table) if extension(table) == "csv" else super()._payload(member)
+        return _described(payload, posixpath.dirname(table), self._layout)
+
+    def _row(self, member: Member, table: str) -> dict[str, Any]:
         place = f"{self.name}: {member.name}"
         try:
             text = self._read(member, "row").decode()
@@ -348,7 +360,7 @@ class FolderSamples(TarSamples):
             folder = posixpath.dirname(table)
             label = number if len(self._tables) == 1 else f"{sample_stem(table)}/{number}"
             with naming_sample(self._rows_prefix + label):
-                payload = _described(self._payload(member), folder, self._layout)
+                payload = self._payload(member)
             sample = self.decoder.decode(payload, member, posixpath.join(folder, number))
             states_id = isinstance(payload.get(SAMPLE_ID), str)
         else:
@@ -386,12 +398,8 @@ def _described(payload: dict[str, Any], folder: str, layout: RawLayout) -> dict[
     field = next((field for field in _TEXT_FIELDS if isinstance(payload.get(field), str)), None)
     texts = [] if field is None else [payload[field]]
     rest = {name: value for name, value in payload.items() if name != field}
-    length = len(texts) + len(tokens)
-    items = {
-        layout.texts_field: [*texts, *[None] * (length - len(texts))],
-        layout.images_field: [*[None] * len(texts), *tokens],
-    }
-    return {**rest, **items}
+    images = {layout.images_field: [*[None] * len(texts), *tokens]}
+    return {**rest, **images, **({layout.texts_field: [*texts, *[None] * len(tokens)]} if texts else {})}
 
 
 def tar_samples(uri: str, partition: Partition) -> Callable[..., TarSamples]:
