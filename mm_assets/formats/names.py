@@ -373,7 +373,9 @@ def first_kind(files: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def passed_over_lines(location: str, chosen: Sequence[str], passed_over: Sequence[str]) -> list[str]:
     """Return the lines about raw shards that are not read beside the ``chosen`` ones; none without."""
-    beside = _kind_of(chosen[0]) if chosen else ""
+    if not passed_over:
+        return []
+    beside = _kind_of(chosen[0])
     kinds: dict[str, list[str]] = {}
     for file in passed_over:
         kinds.setdefault(_kind_of(file), []).append(file)
