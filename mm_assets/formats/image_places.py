@@ -236,7 +236,8 @@ class ImagePlaces:
     def __init__(self, listing: _Listing, options: StorageOptions | None = None) -> None:
         self._listing = listing
         self._options = options
-        self._folders = [folder for folder in listing.folders if not is_remote(folder)]
+        local = [folder for folder in listing.folders if not is_remote(folder)]
+        self._folders = {folder: os.path.realpath(folder).rstrip("/") + "/" for folder in local}
         self._sources = [*(f for f in listing.folders if is_remote(f)), *(tar for tar, _ in listing.tars)]
 
     def find(self, token: str) -> ImagePlace | Fault:
@@ -252,10 +253,10 @@ class ImagePlaces:
         return self._chosen(token, found) or _nowhere(token, "no such image in")
 
     def _in_folders(self, name: str) -> Iterator[_Found]:
-        for folder in self._folders:
-            path, root = os.path.join(folder, name), os.path.realpath(folder)
+        for folder, root in self._folders.items():
+            path = os.path.join(folder, name)
             real = os.path.realpath(path)
-            if real.startswith(root.rstrip("/") + "/") and os.path.isfile(real):
+            if real.startswith(root) and os.path.isfile(real):
                 yield _Found(ImagePlace(path, None, 0, os.path.getsize(real)))
 
     def _indexed(self, kind: str, name: str) -> Iterator[_Found]:

@@ -36,11 +36,12 @@ from mm_assets.formats.tar.scan import read_member
 from mm_assets.formats.tar.spool import open_tar, unpacked_limit
 from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_document_layout
+from mm_assets.formats.webdataset.folders import tar_samples
 from mm_assets.formats.webdataset.layout import SAMPLE_ID, RawLayout, SampleError, is_native_layout
 from mm_assets.formats.webdataset.native import SampleEncoder, decode_native, folded
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.rows import Sample
-from mm_assets.formats.webdataset.samples import TarSamples, lost_range
+from mm_assets.formats.webdataset.samples import TarSamples, lines_in, lost_range
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.errors import BAD_LAYOUT, ShardError
 from mm_assets.model.json_codec import dumps
@@ -113,10 +114,6 @@ def is_plain_name(name: object) -> bool:
     )
 
 
-_BLOCK = 1 << 20
-_BLANK = 8  # bytes; longer lines are never taken for empty ones, and not read
-
-
 @dataclass(frozen=True)
 class Lines:
     """An open file of lines.
@@ -155,25 +152,13 @@ def local_lines(uri: str, name: str, options: StorageOptions | None) -> Iterator
 
 def _lines(descriptor: int, damaged: list[TarDamage]) -> Lines:
     members: list[Member] = []
-    number = start = at = 0
-    while block := os.pread(descriptor, _BLOCK, at):
-        found = block.find(b"\n")
-        while found >= 0:
-            number += 1
-            _add(members, descriptor, number, start, at + found)
-            start = at + found + 1
-            found = block.find(b"\n", found + 1)
-        at += len(block)
-    if start < at and not damaged:  # the last line need not be ended
-        _add(members, descriptor, number + 1, start, at)
-        start = at
-    return Lines(descriptor, members, start, damaged[0] if damaged else None)
-
-
-def _add(members: list[Member], descriptor: int, number: int, start: int, end: int) -> None:
-    size = end - start
-    if size > _BLANK or os.pread(descriptor, size, start).strip():
-        members.append(Member(f"line {number}", start, size, None, start))
+    size, end = os.fstat(descriptor).st_size, 0
+    for number, start, stop in lines_in(descriptor, 0, size):
+        if stop == size and damaged:  # it is cut, or its line feed is
+            break
+        members.append(Member(f"line {number}", start, stop - start, None, start))
+        end = min(stop + 1, size)
+    return Lines(descriptor, members, end, damaged[0] if damaged else None)
 
 
 _IMAGES_COLUMN = "images"  # entry of a report: the tar that the lines name
@@ -401,9 +386,9 @@ def _written_beside(uri: str, options: StorageOptions | None) -> list[str]:
 
 
 def samples_of(uri: str, partition: Partition) -> Callable[..., TarSamples]:
-    """Return what opens the samples of a tar, or of a file of lines, in a partition."""
+    """Return what opens the samples of a file of lines, or of any other but a Parquet file."""
     if not is_lines(uri):
-        return TarSamples
+        return tar_samples(uri, partition)
     return partial(JsonlSamples, rows_prefix=id_prefix(ROWS_PREFIX, partition.name, partition.files, uri))
 
 

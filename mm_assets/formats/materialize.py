@@ -26,7 +26,7 @@ from mm_assets.formats.names import is_block, is_parquet
 from mm_assets.formats.parquet.files import row_of
 from mm_assets.formats.tar.index import TarDamage
 from mm_assets.formats.tar.scan import Member, TarIndex, scan
-from mm_assets.formats.tar.spool import open_tar
+from mm_assets.formats.tar.spool import is_packed, open_tar
 from mm_assets.model.errors import FETCH_FAILED, Fault, ImageError, MmAssetsError, lost_frame, missing_member
 from mm_assets.model.losses import with_errors
 from mm_assets.model.samples import InterleavedBatch, SourceRef, parse_source_ref, sample_offsets
@@ -39,7 +39,7 @@ __all__ = ["materialize"]
 
 Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte size
 
-_GZIP_MAGIC = b"\x1f\x8b\x08"
+_HEAD = 4  # bytes that tell whether a file is packed
 _ROW = "what is in a row of a Parquet file has no place in bytes: read the file again"
 _BLOCK = "what is made from a page of a PDF has no place in bytes: read the file again"
 _BAD_RANGE = "a range of bytes takes an offset and a size of at least 1, not {} and {}"
@@ -165,12 +165,12 @@ class _RemoteFetcher(Fetcher):
         ranges = list(dict.fromkeys((o, s) for _, o, s in requests if o is not None and s))
         if not ranges:
             return self._unpacked(requests)
-        # The first bytes are fetched too, to recognise a .tar.gz: its ranges are those of the unpacked tar.
-        starts, ends = zip((0, len(_GZIP_MAGIC)), *((o, o + s) for o, s in ranges), strict=True)
+        # The first bytes are fetched too, to recognise a .tar.gz or .zip: its ranges are those of the tar.
+        starts, ends = zip((0, _HEAD), *((o, o + s) for o, s in ranges), strict=True)
         magic, *fetched = self._fs.cat_ranges(
             [self._path] * len(starts), list(starts), list(ends), on_error="return"
         )
-        if magic == _GZIP_MAGIC:
+        if isinstance(magic, bytes) and is_packed(magic):
             return self._unpacked(requests)
         by_range = dict(zip(ranges, fetched, strict=True))
         others = [r for r in requests if (r[1], r[2]) not in by_range]

@@ -217,7 +217,7 @@ FORMAT_TABLE = (
         title="tar",
         reader="mm_assets.formats.webdataset.reader:InterleavedWebdatasetReader",
         writer="mm_assets.formats.webdataset.writer:InterleavedWebdatasetWriter",
-        suffixes=(".tar", ".tar.gz", ".tgz"),
+        suffixes=(".tar", ".tar.gz", ".tgz", ".zip"),
         written=".tar",
         shown=".tar",
         raw_options=(*DOCUMENT_OPTIONS, *MEMBER_OPTIONS, "json_extensions"),
@@ -316,8 +316,14 @@ SHOWN = listed(entry.shown for entry in FORMAT_TABLE)
 
 PARQUET_SUFFIXES = format_of("parquet").suffixes
 LINES_SUFFIXES = format_of("jsonl").suffixes
+ZIP_SUFFIXES = (".zip",)
 # Kinds of raw shards, by the suffixes of their files. Of several kinds in a folder, the first is read.
-_RAW_KINDS = {"tars": TAR_SUFFIXES, "Parquet files": PARQUET_SUFFIXES, "files of JSON lines": LINES_SUFFIXES}
+_RAW_KINDS = {
+    "tars": TAR_SUFFIXES,
+    "Parquet files": PARQUET_SUFFIXES,
+    "files of JSON lines": LINES_SUFFIXES,
+    "zip files": ZIP_SUFFIXES,
+}
 RAW_SUFFIXES = tuple(suffix for suffixes in _RAW_KINDS.values() for suffix in suffixes)
 
 _LINE = re.compile(r"(?:.*: )?line \d{1,18}", re.ASCII | re.DOTALL)
@@ -333,6 +339,21 @@ def is_lines(uri: str) -> bool:
     return uri.lower().endswith(LINES_SUFFIXES)
 
 
+def is_zip(uri: str) -> bool:
+    """Return whether a file is a zip by its name."""
+    return uri.lower().endswith(ZIP_SUFFIXES)
+
+
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")
+
+
+def is_system_file(name: str) -> bool:
+    """Return whether a path is that of a hidden file, or of one that an operating system has added."""
+    parts = name.split("/")
+    is_hidden = any((part.startswith(".") and part.strip(".")) or part == "__MACOSX" for part in parts)
+    return is_hidden or parts[-1].lower() in _SYSTEM_FILES
+
+
 def is_line(member: str | None) -> bool:
     """Return whether the member of a locator is a line of a file, as in ``line 17``."""
     return member is not None and _LINE.fullmatch(member) is not None
@@ -342,7 +363,7 @@ def first_kind(files: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the raw shards of a folder or pattern into those of the kind to read and all others.
 
     Tars come before Parquet files, as exporters of tars (img2dataset, for one) write the metadata of each tar
-    to a Parquet file beside it. JSON lines come last: they are often a log, or statistics.
+    to a Parquet file beside it. JSON lines are often a log, or statistics, and zips the data once more.
     """
     for suffixes in _RAW_KINDS.values():
         if chosen := [file for file in files if file.lower().endswith(suffixes)]:
@@ -352,7 +373,9 @@ def first_kind(files: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def passed_over_lines(location: str, chosen: Sequence[str], passed_over: Sequence[str]) -> list[str]:
     """Return the lines about raw shards that are not read beside the ``chosen`` ones; none without."""
-    beside = _kind_of(chosen[0]) if chosen else ""
+    if not passed_over:
+        return []
+    beside = _kind_of(chosen[0])
     kinds: dict[str, list[str]] = {}
     for file in passed_over:
         kinds.setdefault(_kind_of(file), []).append(file)

@@ -3,7 +3,7 @@
 * `RawLocations` lists what ``MM_RAW_SHARDS`` names: paths, globs, brace lists, URLs or modalities, with
   spaces between.
 * `RawAbsence` tells whether a shard is gone, or only out of reach.
-* `made_address` is the address of raw shards that are made when opened: of modalities, PDFs, and plugins.
+* `made_address` is the address of raw shards that are made when opened: of modalities, PDFs, images, plugins.
 * `RawReader` reads tars, JSON lines, and Parquet files of other tools.
 """
 
@@ -17,7 +17,7 @@ import re
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
@@ -37,8 +37,10 @@ from mm_assets.formats.partitions import (
 )
 from mm_assets.formats.pdf.address import PdfAddress, pdf_location
 from mm_assets.formats.reader import FileSource
+from mm_assets.formats.webdataset.folders import FolderAddress, folder_location
 from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+from mm_assets.formats.webdataset.virtual_tars import FolderedAddress
 from mm_assets.model.errors import MmAssetsError, warn_user
 from mm_assets.storage.errors import error_line, is_of_store, is_utf8, not_utf8
 from mm_assets.storage.files import (
@@ -55,7 +57,11 @@ from mm_assets.storage.listing import convertible_line, expand, hive_line
 from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.storage.stores import canonical_url, clean_url, expand_braces, without_secrets
 
-MadeAddress = PairedAddress | PdfAddress | PluginAddress
+_FOLDERED: tuple[tuple[str, type[FolderedAddress], Callable[[str], str | None]], ...] = (
+    ("PDFs", PdfAddress, pdf_location),
+    ("folders of images", FolderAddress, folder_location),
+)
+MadeAddress = PairedAddress | FolderedAddress | PluginAddress
 
 
 def made_address(items: Sequence[str], missing_keys: str) -> MadeAddress | None:
@@ -66,19 +72,21 @@ def made_address(items: Sequence[str], missing_keys: str) -> MadeAddress | None:
         missing_keys: see `PairedAddress`.
 
     Raises:
-        ValueError: modalities, PDFs or a plugin are mixed with other locations, or a modality is named twice.
+        ValueError: modalities, PDFs, folders of images or a plugin are mixed with other locations, or a
+            modality is named twice.
     """
     plugins = list(filter(None, map(PluginAddress.named, items)))
     if plugins and len(items) > 1:
         raise ValueError(f"raw shards: plugin:… and other locations cannot be mixed: {' '.join(items)}")
     if plugins:
         return plugins[0]
-    pdfs = [found for item in items if (found := pdf_location(item)) is not None]
-    if pdfs and len(pdfs) == len(items):
-        return PdfAddress(tuple(pdfs))
     named = [pair for item in items if (pair := modality_of(item)) is not None]
-    if pdfs and len(named) < len(items):
-        raise ValueError(f"raw shards: PDFs and other locations cannot be mixed: {' '.join(items)}")
+    for what, address, location in _FOLDERED:
+        found = [place for item in items if (place := location(item)) is not None]
+        if found and len(found) == len(items):
+            return address(tuple(found))
+        if found and len(named) < len(items):
+            raise ValueError(f"raw shards: {what} and other locations cannot be mixed: {' '.join(items)}")
     if named and len(named) < len(items):
         raise ValueError(
             f"raw shards: modalities ({named[0][0]}=...) and other locations cannot be mixed: "
@@ -92,16 +100,16 @@ def made_address(items: Sequence[str], missing_keys: str) -> MadeAddress | None:
 
 
 def location_of(item: str) -> str:
-    """Return the absolute path or URL of an input; of PDFs, or a plugin, the URL of the tars made of them.
+    """Return the path or URL of an input; of PDFs, images and plugins, the URL of the tars made of them.
 
-    Warns of what looks like data beside the PDFs, but is not read.
+    Warns of what looks like data beside them, but is not read.
 
     Raises:
-        FileNotFoundError: it names PDFs or a plugin, and there are none.
+        FileNotFoundError: it names PDFs, images or a plugin, and there are none.
         ValueError: there is no such plugin.
     """
-    pdfs = pdf_location(item)
-    address = PluginAddress.named(item) if pdfs is None else PdfAddress((pdfs,))
+    named = (kind((place,)) for _, kind, find in _FOLDERED if (place := find(item)) is not None)
+    address = next(named, None) or PluginAddress.named(item)
     if address is None:
         return absolute(item)
     address.names()
@@ -112,7 +120,7 @@ def location_of(item: str) -> str:
 
 def originals_of(url: str) -> dict[str, str]:
     """Return the files that a virtual raw shard is made of, by their names in locators."""
-    for address in (PairedAddress, PdfAddress):
+    for address in (PairedAddress, PdfAddress, FolderAddress):
         scheme = f"{address.protocol}://"
         if url.startswith(scheme):
             token, _, name = url.removeprefix(scheme).partition("/")

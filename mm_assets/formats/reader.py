@@ -23,6 +23,7 @@ import pyarrow.ipc as ipc
 
 from mm_assets.formats.batching import cut_rows, row_bytes
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
+from mm_assets.formats.names import first_kind, passed_over_lines
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.reports import ContentColumns
 from mm_assets.model.errors import ShardError, first_and_more, warn_user
@@ -174,11 +175,20 @@ class InterleavedReader(ABC):
         """
         if not self.file_paths:
             return []
-        files = expand_paths(self.file_paths, self.suffixes, self.storage_options)
+        files = self._files()
         root = self.root()
         return plan_partitions(
             files, self.files_per_partition, self.blocksize, self.storage_options, lambda _: root
         )
+
+    def _files(self) -> list[str]:
+        files: dict[str, None] = {}
+        for path in self.file_paths:
+            chosen, passed_over = first_kind(expand_paths(path, self.suffixes, self.storage_options))
+            files |= dict.fromkeys(chosen)
+            for line in passed_over_lines(path, chosen, passed_over):
+                warn_user(line)
+        return list(files)
 
     def root(self) -> str:
         """Return the folder or URL prefix that all ``file_paths`` share, which partition names leave out."""

@@ -23,6 +23,7 @@ from mm_assets.formats.names import (
     PARQUET_SUFFIXES,
     SHOWN,
     TAR_SUFFIXES,
+    ZIP_SUFFIXES,
     first_kind,
     format_by_suffix,
     format_of,
@@ -41,7 +42,7 @@ from mm_assets.storage.errors import absent, located
 from mm_assets.storage.files import StorageOptions, filesystem
 from mm_assets.storage.listing import expand_paths, names_in, packed_line, pdf_line
 
-_TARS_OR_PARQUET = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)
+_NO_LINES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES, *ZIP_SUFFIXES)
 
 
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
@@ -68,7 +69,7 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     names, incidental = _without_incidental(names)
     if incidental:
         warn_user(_incidental_line(source, incidental))
-    chosen, passed_over = first_kind([name for name in names if name.lower().endswith(_TARS_OR_PARQUET)])
+    chosen, passed_over = first_kind([name for name in names if name.lower().endswith(_NO_LINES)])
     found = _formats_of(set(names).difference(passed_over))
     if passed_over and len(found) == 1:
         for line in passed_over_lines(source, chosen, passed_over):

@@ -165,7 +165,14 @@ def test_a_shard_is_surveyed_file_by_file_with_the_ref_paths_of_the_data(
     asked = []
 
     def survey_tar(
-        uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: Any, id_prefix: str
+        uri: str,
+        layout: RawLayout,
+        ref_path: str,
+        *,
+        max_member_bytes: int,
+        options: Any,
+        id_prefix: str,
+        samples: object,
     ) -> FileSurvey:
         asked.append((uri, ref_path, max_member_bytes, options, id_prefix))
         return FileSurvey(samples=(fact(ref_path),))

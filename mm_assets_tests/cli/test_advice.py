@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from mm_assets.formats.names import RAW_SUFFIXES
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.formats.parquet_of_others import PICTURES, documents, image, interleaved
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -362,11 +363,12 @@ def test_advice_on_raw_shards(tmp_path: Path) -> None:
     raw.mkdir()
     line = f"mm-assets: no raw shards: {tmp_path}/demo/raw: no such file; MM_RAW_SHARDS is not set\n"
     assert plan(tmp_path) == line
-    lines = raw / "a.jsonl"
-    lines.write_text('{"texts": ["x"]}\n')
-    advice = f"{lines}: not read: make raw shards of it first, with mm-assets convert SRC DST --to parquet\n"
+    cache = raw / "cache"
+    cache.mkdir()
+    (cache / "_metadata.json").touch()
+    advice = f"{cache}: not read: make raw shards of it first, with mm-assets convert SRC DST --to parquet\n"
     assert plan(tmp_path, MM_RAW_SHARDS=str(raw)) == (
-        f"mm-assets: no raw shards: {raw}: no .tar/.tar.gz/.tgz/.parquet file in this folder; {advice}"
+        f"mm-assets: no raw shards: {raw}: no {'/'.join(RAW_SUFFIXES)} file in this folder; {advice}"
     )
     document(raw, "a.png", ("a.png", PICTURES[0]))
     assert plan(tmp_path, MM_RAW_SHARDS=str(raw)) == f"mm-assets: warning: {advice}"

@@ -13,6 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from mm_assets.formats.names import RAW_SUFFIXES
 from mm_assets.formats.partitions import group_name, member_name
 from mm_assets.formats.raw_shards import (
     AmbiguousPartition,
@@ -76,7 +77,10 @@ def test_the_other_scheme_of_a_store_names_the_same(
     [
         ("{raw}/a/none.tar", "no raw shards: {raw}/a/none.tar: no such file"),
         ("{raw}/nowhere", "no raw shards: {raw}/nowhere: no such file"),
-        ("{raw}/empty", "no raw shards: {raw}/empty: no .tar/.tar.gz/.tgz/.parquet file in this folder"),
+        (
+            "{raw}/empty",
+            f"no raw shards: {{raw}}/empty: no {'/'.join(RAW_SUFFIXES)} file in this folder",
+        ),
         (
             "{raw}/a/*.tgz {raw}/b/none.tar",
             "no raw shards: {raw}/b/none.tar: no such file; {raw}/a/*.tgz: no such file",
@@ -103,7 +107,7 @@ def test_a_folder_or_pattern_without_shards_is_told_and_the_others_are_listed(ra
     assert list(found) == ["b/deep/z", "b/x", "b/y"]
     assert found.unmatched == (
         f"{raw}/gone: no such file",
-        f"{raw}/empty: no .tar/.tar.gz/.tgz/.parquet file in this folder",
+        f"{raw}/empty: no {'/'.join(RAW_SUFFIXES)} file in this folder",
         f"{raw}/a/*.tgz: no such file",
         "memory://no-bucket/*.tar: no such file",
     )

@@ -1,7 +1,8 @@
-"""Raw shards that are no tars or Parquet, and images elsewhere: what the graph makes and tells of them."""
+"""Raw shards that are neither tars nor Parquet, and images elsewhere, through the graph."""
 
 import gzip
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,90 @@ def test_a_run_with_images_elsewhere(tmp_path: Path) -> None:
     failing = run("run", **given)
     assert failing.returncode == 1
     assert f"MM_IMAGES_FROM: {tmp_path}/none: no such file" in failing.stdout
+
+
+def test_a_run_over_folders_of_images(tmp_path: Path) -> None:
+    """With metadata, and with texts beside the images; what is wrong is quarantined with its bytes."""
+    photos = tmp_path / "photos"
+    suffix, image = PICTURES[1]
+    lines(
+        photos / "set" / "metadata.jsonl",
+        {"file_name": f"a.{suffix}", "text": "one", "stars": 5},
+        {"file_name": "none.png", "text": "two", "stars": 4},
+        "{bad",
+        {"file_name": f"cut.{suffix}", "text": "three", "stars": 3},
+    )
+    (photos / "set" / f"a.{suffix}").write_bytes(image)
+    (photos / "set" / f"cut.{suffix}").write_bytes(image[:-30])
+    (photos / "set" / f"extra.{suffix}").write_bytes(image)
+    (photos / "loose").mkdir()
+    (photos / "loose" / f"b.{suffix}").write_bytes(image)
+    (photos / "loose" / "b.txt").write_text("of b")
+    given = settings(tmp_path, str(photos), MM_MAX_LOSS="1", MM_DECODE_FRACTION="1")
+    done = run("run", **given)
+    assert done.returncode == 0, done.stderr
+    made = rows(tmp_path, "filtered", "set")
+    assert [(r["sample_id"], r["text_content"], r["binary_content"]) for r in made] == [
+        ("set/1", None, None),
+        ("set/1", "one", None),
+        ("set/1", None, image),
+    ]
+    assert made[0]["stars"] == 5
+    assert {r["sample_id"] for r in rows(tmp_path, "filtered", "loose")} == {"loose/b"}
+    found = {r["sample_id"]: r for r in rows(tmp_path, "quarantine", "set")}
+    assert {key: (r["kind"], r["source_uri"], r["member"]) for key, r in found.items()} == {
+        "set/2": ("missing_member", "set/metadata.jsonl", "none.png"),
+        "set/3": ("bad_json", "set/metadata.jsonl", "line 3"),
+        "set/4": ("undecodable_image", f"set/cut.{suffix}", None),
+    }
+    assert found["set/3"]["raw"] == b"{bad"
+    assert found["set/4"]["raw"] == image[:-30]
+    assert json.loads(found["set/2"]["raw"])["text"] == "two"
+    assert "shard set, from set/metadata.jsonl: line 1" in run("explain", "set/1", **given).stdout
+    before = (tmp_path / "storage" / "curated" / "loose.parquet").stat().st_mtime_ns
+    lines(photos / "set" / "metadata.jsonl", {"file_name": f"extra.{suffix}", "text": "new", "stars": 1})
+    assert run("run", **given).returncode == 0
+    assert [r["text_content"] for r in rows(tmp_path, "filtered", "set")] == [None, "new", None]
+    assert (tmp_path / "storage" / "curated" / "loose.parquet").stat().st_mtime_ns == before
+
+
+def test_commands_on_zips_and_folders(tmp_path: Path) -> None:
+    """A run over zips, and what inspect, convert, show and verify make of the same."""
+    suffix, image = PICTURES[1]
+    raw = tmp_path / "raw"
+    raw.mkdir()
+
+    def pack(second: bytes) -> None:
+        with zipfile.ZipFile(raw / "z.zip", "w") as packed:
+            packed.writestr("data/metadata.csv", f"file_name,text\na.{suffix},one\nb.{suffix},two\n")
+            packed.writestr(f"data/a.{suffix}", image)
+            packed.writestr(f"data/b.{suffix}", second)
+
+    pack(image[:-30])
+    given = settings(tmp_path, str(raw), MM_MAX_LOSS="1", MM_DECODE_FRACTION="1")
+    done = run("run", **given)
+    assert done.returncode == 0, done.stderr
+    assert [r["text_content"] for r in rows(tmp_path, "filtered", "z")] == [None, "one", None]
+    (record,) = rows(tmp_path, "quarantine", "z")
+    assert (record["sample_id"], record["member"], record["raw"]) == ("z/3", f"data/b.{suffix}", image[:-30])
+    pack(image)
+    seen = run("inspect", raw / "z.zip", **given)
+    assert "2 metadata, 2 text, 2 image rows; 0 with an error" in seen.stdout, seen.stderr
+    made = run("convert", raw, tmp_path / "out", "--to", "webdataset", "--on-materialize-error", "warn")
+    assert made.returncode == 0, made.stderr
+    verified = run("verify", raw / "z.zip", tmp_path / "out" / "z.tar", **given)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    shown = run("show", "z/2", raw / "z.zip", **given)
+    assert "one" in shown.stdout, shown.stderr
+
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / f"a.{suffix}").write_bytes(image)
+    (photos / "a.caption").write_text("of a")
+    for source in (photos, f"folder={photos}"):
+        seen = run("inspect", source)
+        assert "1 metadata, 1 text, 1 image rows" in seen.stdout, seen.stderr
+    made = run("convert", photos, tmp_path / "of_folder", "--to", "parquet")
+    assert "1 sample, 1 image, 1 text" in made.stdout, made.stderr
+    verified = run("verify", photos, tmp_path / "of_folder")
+    assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -10,8 +10,6 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar
-from urllib.parse import urlencode
 
 from mm_assets.formats.names import (
     BLOCKS_SUFFIX,
@@ -25,11 +23,12 @@ from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member, scan_tolerant
 from mm_assets.formats.tar.spool import open_tar
 from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, PDF_PROTOCOL, SampleError, extension
-from mm_assets.model.errors import OVERSIZED_MEMBER, UNREADABLE_MEMBER, DataError
+from mm_assets.formats.webdataset.virtual_tars import FolderedAddress, by_shard, name_of_folder, plain_path
+from mm_assets.model.errors import OVERSIZED_MEMBER, UNREADABLE_MEMBER
 from mm_assets.model.samples import build_source_ref
 from mm_assets.storage.errors import is_utf8, not_utf8
-from mm_assets.storage.files import absolute, filesystem, is_remote, open_binary, size_of
-from mm_assets.storage.listing import Expansion, expand, pairs_of_url
+from mm_assets.storage.files import absolute, open_binary, size_of
+from mm_assets.storage.listing import Expansion, expand
 from mm_assets.storage.stamps import existing_files
 
 MAX_PDF_BYTES = 256 << 20
@@ -184,33 +183,17 @@ def _block_files(index: TarIndex, names: set[str]) -> Iterator[Member]:
 
 _SUFFIXES = (*PDF_SUFFIXES, *TAR_SUFFIXES)
 _SUFFIXES_WITH_BLOCKS = (*_SUFFIXES, BLOCKS_SUFFIX)
-_PREFIX = "pdf="
-_LOCATION = "at"
-_END = "as", "folder"  # so that no address ends as the name of a file does
 
 
 @dataclass(frozen=True)
-class PdfAddress:
+class PdfAddress(FolderedAddress):
     """Locations of PDFs: files, folders (at any depth), patterns, brace lists or URLs.
 
     Each folder with PDFs in it is a shard, and so is each tar. In a folder, tars only count where there are
     no PDFs.
     """
 
-    protocol: ClassVar[str] = PDF_PROTOCOL
-    places: tuple[str, ...]
-
-    @property
-    def url(self) -> str:
-        """The address as a URL: a folder with a tar for each shard."""
-        pairs = [*((_LOCATION, place) for place in self.places), _END]
-        return f"{PDF_PROTOCOL}://{urlencode(pairs)}"
-
-    @classmethod
-    def parse(cls, token: str) -> PdfAddress:
-        """Return the address whose `url` has ``token`` after its scheme."""
-        pairs = pairs_of_url(PDF_PROTOCOL, token, f"{_PREFIX}FOLDER")
-        return cls(tuple(place for _, place in pairs[:-1]))
+    protocol = PDF_PROTOCOL
 
     def names(self) -> dict[str, list[PdfSource]]:
         """Return the sources of each shard by its name, sorted.
@@ -222,22 +205,17 @@ class PdfAddress:
             FileNotFoundError: a location has no PDFs.
             DataError: two folders would have the same name.
         """
-        root = _path(root_of_locations(self.places, _SUFFIXES))
+        root = plain_path(root_of_locations(self.places, _SUFFIXES))
         files = sorted({file for place in self.places for file in _found(place).files})
         with_blocks = existing_files(map(blocks_beside, filter(is_pdf, files)))
-        shards: dict[str, list[PdfSource]] = {}
-        origins: dict[str, str] = {}
-        for file in files:
-            name, origin = _shard_of(_path(file), root)
-            if origins.setdefault(name, origin) != origin:
-                raise DataError(
-                    f"{origins[name]} and {origin} would both become partition {name!r}: rename one"
-                )
+
+        def source(file: str) -> tuple[str, str, PdfSource]:
+            name, origin = _shard_of(plain_path(file), root)
             blocks = blocks_beside(file) if is_pdf(file) else None
             source_name = f"{name}/{posixpath.basename(file)}"
-            source = PdfSource(file, source_name, blocks if blocks in with_blocks else None)
-            shards.setdefault(name, []).append(source)
-        return dict(sorted(shards.items()))
+            return name, origin, PdfSource(file, source_name, blocks if blocks in with_blocks else None)
+
+        return by_shard(map(source, files))
 
     def originals(self, shard: str) -> list[str]:
         """Return the names in locators of the files that a shard is made of."""
@@ -262,14 +240,9 @@ class PdfAddress:
 
 def pdf_location(item: str) -> str | None:
     """Return the location of PDFs that an item names: ``pdf=docs``, or what ends in ``.pdf``; else None."""
-    if item.startswith(_PREFIX):
-        return absolute(item.removeprefix(_PREFIX))
+    if (named := PdfAddress.location(item)) is not None:
+        return named
     return absolute(item) if is_pdf(item) and not item.startswith(f"{PDF_PROTOCOL}://") else None
-
-
-def _path(location: str) -> str:
-    """Return the path of a file in its file system, as URLs of one store may be written in several ways."""
-    return filesystem(location)[1] if is_remote(location) else location
 
 
 def _shard_of(file: str, root: str) -> tuple[str, str]:
@@ -277,8 +250,7 @@ def _shard_of(file: str, root: str) -> tuple[str, str]:
     if not is_pdf(file):
         return partition_name(file, root), file
     folder = posixpath.dirname(file)
-    below = folder[len(root) :] if folder.startswith(root) else folder
-    return below.strip("/") or posixpath.basename(root), folder
+    return name_of_folder(folder, root), folder
 
 
 def _found(place: str) -> Expansion:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import struct
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,7 +21,9 @@ from typing import IO, Any
 
 import xxhash
 
+from mm_assets.formats.names import is_system_file, is_zip
 from mm_assets.formats.tar.index import TarDamage, damage
+from mm_assets.formats.tar.writer import END_BLOCKS, add_member
 from mm_assets.storage.errors import located, temporary_place
 from mm_assets.storage.files import (
     StorageOptions,
@@ -39,6 +43,10 @@ _WHY_LIMITED = (
     "unpack it yourself (gunzip) if you trust it"
 )
 _GZIP = b"\x1f\x8b\x08"
+_ZIPS = (b"PK\3\4", b"PK\5\6")  # what one begins with; the second has no files
+_ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
+_END_OF_ZIP = (1 << 16) + 200  # bytes in which its end record is
+_MAX_DIRECTORY = 64 << 20  # bytes of the list of files of a zip; Python takes ten times as many for it
 # zlib's number for "32 KiB window, gzip header and trailer required": CRC and length are checked.
 _GZIP_WINDOW = 31
 
@@ -78,7 +86,8 @@ def local_tar(
     """Open a read-only descriptor of an uncompressed tar, closed at the end of the block.
 
     A plain local file is used as it is. A stream or a gzip file (several gzip members in a row too) is
-    spooled into an unlinked temporary file.
+    spooled into an unlinked temporary file. A zip (by its name, too) becomes a tar of the same files, without
+    hidden ones and those that systems have added; none of its names becomes a place on the disk.
 
     Args:
         source: A local path, or a binary file object (a remote tar), which is read from its current position
@@ -92,9 +101,33 @@ def local_tar(
 
     Raises:
         NoRegularFile: The path is anything but a regular file.
-        TarDamage: The gzip data is cut or corrupt, anything but zeros follows its last member, or it unpacks
-            to more than ``max_bytes``.
+        TarDamage: The gzip data is cut or corrupt, anything but zeros follows its last member, it unpacks to
+            more than ``max_bytes``, or files of a zip cannot be read (``damaged`` has all others).
     """
+    with _unpacked(source, name, max_bytes, temporary_folder, damaged) as fd:
+        if not is_zip(name) or os.pread(fd, len(_ZIPS[0]), 0) not in _ZIPS:
+            yield fd
+            return
+        with tempfile.TemporaryFile(prefix="mm-assets-", dir=temporary_folder) as tar:
+            with located(temporary_folder or temporary_place()):
+                problem = _tar_of_zip(fd, name, tar, max_bytes)
+                tar.flush()
+            if problem is not None and damaged is None:
+                raise problem
+            if problem is not None and damaged is not None:
+                damaged.append(problem)
+            yield tar.fileno()
+
+
+@contextmanager
+def _unpacked(
+    source: str | os.PathLike[str] | IO[bytes],
+    name: str,
+    max_bytes: int | None,
+    temporary_folder: str | None,
+    damaged: list[TarDamage] | None,
+) -> Iterator[int]:
+    """Open a descriptor of a tar or zip, as `local_tar`."""
     if not isinstance(source, str | os.PathLike):
         if (descriptor := plain_descriptor(source)) is not None:
             yield descriptor
@@ -109,6 +142,68 @@ def local_tar(
         else:
             with _spooled(file, name, max_bytes, temporary_folder, damaged) as spooled:
                 yield spooled
+
+
+def _tar_of_zip(fd: int, name: str, tar: IO[bytes], max_bytes: int | None) -> TarDamage | None:
+    """Write the files of a zip as a tar; return what is wrong with those that cannot be read."""
+    refused: list[str] = []
+    with os.fdopen(os.dup(fd), "rb") as file:
+        try:
+            _refuse_long_directory(file)
+            with zipfile.ZipFile(file) as packed:
+                entries = [entry for entry in packed.infolist() if not _is_left_out(entry)]
+                total = sum(entry.file_size for entry in entries)
+                if max_bytes is not None and total > max_bytes:
+                    raise ValueError(f"unpacks to {total} bytes, more than {max_bytes}, {_WHY_LIMITED}")
+                for entry in entries:
+                    if (reason := _added(tar, packed, entry)) is not None:
+                        refused.append(f"{entry.filename} {reason}")
+        except (*_ZIP_DAMAGE, ValueError) as error:
+            refused = [str(error) if isinstance(error, ValueError) else f"no whole zip: {error}"]
+    tar.write(bytes(END_BLOCKS))
+    if not refused:
+        return None
+    first = refused[0] if len(refused) == 1 else f"{len(refused)} files cannot be read: {refused[0]}, …"
+    return TarDamage(f"{name}: {first}", 0)
+
+
+def _refuse_long_directory(file: IO[bytes]) -> None:
+    """Refuse a zip with a list of files that would take far more memory than a shard may."""
+    start = max(file.seek(0, os.SEEK_END) - _END_OF_ZIP, 0)
+    file.seek(start)
+    tail = file.read()
+    at, at64 = tail.rfind(b"PK\5\6"), tail.rfind(b"PK\6\6")
+    size = int.from_bytes(tail[at + 12 : at + 16], "little") if at >= 0 else 0
+    size64 = int.from_bytes(tail[at64 + 40 : at64 + 48], "little") if at64 >= 0 else 0
+    if (size := max(size64, size if size < 0xFFFFFFFF else 0)) > _MAX_DIRECTORY:
+        raise ValueError(f"its list of files has {size} bytes, at most {_MAX_DIRECTORY}")
+
+
+def _is_left_out(entry: zipfile.ZipInfo) -> bool:
+    return entry.is_dir() or is_system_file(entry.filename)
+
+
+def _added(tar: IO[bytes], packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str | None:
+    """Append a file of a zip to a tar; return why that cannot be done."""
+    if entry.flag_bits & 1:
+        return "is encrypted"
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"is compressed by method {entry.compress_type}, which is not read"
+    start = tar.tell()
+    try:
+        with packed.open(entry) as payload:
+            add_member(tar, entry.filename, entry.file_size, payload)
+            payload.read(1)  # the checksum is looked at with the end
+    except (*_ZIP_DAMAGE, ValueError) as error:
+        tar.seek(start)
+        tar.truncate()
+        return f"is damaged: {error}"
+    return None
+
+
+def is_packed(head: bytes) -> bool:
+    """Return whether a file that begins with these bytes is unpacked before it is read."""
+    return head.startswith((_GZIP, *_ZIPS))
 
 
 def plain_descriptor(stream: IO[bytes]) -> int | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import zlib
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from mm_assets.formats.tar.index import BLOCK
 
@@ -20,6 +21,7 @@ _REST = (b"0" + bytes(100) + b"ustar\x0000").ljust(BLOCK - 156, b"\x00")  # type
 # The checksum field itself counts as spaces.
 _CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")
 _PADDING = bytes(BLOCK)
+_COPIED_AT_ONCE = 1 << 20  # bytes
 _MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
 
 # Anything with a contiguous buffer (bytes, memoryview, pa.Buffer; Python 3.11 has no type for it), or a
@@ -33,6 +35,25 @@ class FileRange(NamedTuple):
     descriptor: int
     offset: int
     size: int
+
+
+def add_member(file: IO[bytes], name: str, size: int, payload: IO[bytes]) -> None:
+    """Append a member of any name and size, in PAX format, without end blocks.
+
+    Raises:
+        EOFError: the payload is shorter.
+    """
+    info = tarfile.TarInfo(name)
+    info.size = size
+    file.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
+    left = size
+    while left > 0:
+        block = payload.read(min(left, _COPIED_AT_ONCE))
+        if not block:
+            raise EOFError(f"it ends {left} bytes early")
+        file.write(block)
+        left -= len(block)
+    file.write(_PADDING[: -size % BLOCK])
 
 
 class TarWriter:

@@ -20,6 +20,7 @@ from mm_assets.formats.document_layouts import (
 )
 from mm_assets.formats.image_places import MIME, ImagesElsewhere
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
+from mm_assets.formats.names import is_line
 from mm_assets.formats.reports import IMAGE, TEXT
 from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.unfolding import Image, Item, UnfoldError, Unfolding
@@ -141,14 +142,14 @@ def find_pairs(
         except SampleError:
             captioned.discard(key)
             continue
-        if _is_document(payload, layout):
+        if is_document(payload, layout):
             return member if captioned else None
         if key in images and isinstance(payload.get(CAPTION), str):
             captioned.add(key)
     return ImageTextPairs(index, images, texts, read_text) if captioned else None
 
 
-def _is_document(payload: dict[str, Any], layout: RawLayout) -> bool:
+def is_document(payload: dict[str, Any], layout: RawLayout) -> bool:
     """Return True if a json lists the items of its sample."""
     return layout.texts_field in payload or layout.images_field in payload or is_native_layout(payload)
 
@@ -557,5 +558,13 @@ def checked_length(items: list[Any], name: str, place: str) -> list[Any]:
 
 
 def member_ref(path: str, member: Member, frame: int | None = None) -> str:
-    """Return the locator of a member's payload."""
+    """Return the locator of a member's payload.
+
+    A path that ends in a slash is that of a folder, whose members are files, or lines of them.
+    """
+    if path.endswith("/"):
+        file, colon, line = member.name.rpartition(": ") if is_line(member.name) else (member.name, "", "")
+        return build_source_ref(
+            f"{path}{file}", line or None, member.header_offset if colon else 0, member.size, frame
+        )
     return build_source_ref(path, member.name, member.offset, member.size, frame)

@@ -61,7 +61,10 @@ _SUFFIX = re.compile(r"[^\s./\\*?\[\]{}]+")
 MERGED_PROTOCOL = "paired"  # of URLs of tars that are merged from those of single modalities
 PDF_PROTOCOL = "pdf"  # of URLs of tars that are made of PDF files
 PLUGIN_PROTOCOL = "plugin"  # of URLs of tars that are made of documents of a plugin
-VIRTUAL_SCHEMES = tuple(f"{protocol}://" for protocol in (MERGED_PROTOCOL, PDF_PROTOCOL, PLUGIN_PROTOCOL))
+FOLDER_PROTOCOL = "folder"  # of URLs of tars that have the files of folders
+# Of tars with samples in our layout; then of all that are made when they are opened.
+MADE_SCHEMES = tuple(f"{protocol}://" for protocol in (MERGED_PROTOCOL, PDF_PROTOCOL, PLUGIN_PROTOCOL))
+VIRTUAL_SCHEMES = (*MADE_SCHEMES, f"{FOLDER_PROTOCOL}://")
 
 # Prefixes for sample ids that start anew in each shard: "shard" is the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)

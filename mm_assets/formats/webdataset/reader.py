@@ -15,12 +15,13 @@ from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.image_places import reading_roots
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
-from mm_assets.formats.names import TAR_SUFFIXES
+from mm_assets.formats.names import TAR_SUFFIXES, ZIP_SUFFIXES
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.reports import CONTENT, DOCUMENTS, LEFT_OUT_MEMBERS
 from mm_assets.formats.tar.scan import Member, read_members
 from mm_assets.formats.webdataset.documents import member_ref
+from mm_assets.formats.webdataset.folders import tar_samples
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
@@ -281,7 +282,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
             is a duplicate.
     """
 
-    suffixes: tuple[str, ...] = TAR_SUFFIXES
+    suffixes: tuple[str, ...] = (*TAR_SUFFIXES, *ZIP_SUFFIXES)
 
     def __init__(
         self,
@@ -355,7 +356,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         return self._opener(partition)(uri)
 
     def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
-        return self._opened(uri, partition, ids)
+        return self._opened(uri, partition, ids, tar_samples(uri, partition))
 
     def _opened(
         self,

@@ -36,11 +36,11 @@ from mm_assets.formats.webdataset.documents import (
 )
 from mm_assets.formats.webdataset.layout import (
     LEFT_OUT,
+    MADE_SCHEMES,
     MAX_FIELDS,
     MAX_JSON_BYTES,
     MAX_ROOM,
     UNPAIRED,
-    VIRTUAL_SCHEMES,
     RawLayout,
     SampleError,
     extension,
@@ -99,7 +99,7 @@ class TarSamples:
         self.losses: list[Loss] = []
         self._ids = ids
         self._id_prefix = id_prefix
-        self._is_merged = uri.startswith(VIRTUAL_SCHEMES)
+        self._is_merged = uri.startswith(MADE_SCHEMES)
         self._layout = layout
         self.images_name, self.images_path = self.name, path  # of the file that has the images
         self._download: Download | None = None
@@ -344,6 +344,32 @@ class TarSamples:
     def _undecodable(self, member: Member, error: SampleError) -> Loss:
         sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
         return _lost_sample(self._id_prefix + sample_id, error, error.source_ref or self._place(member))
+
+
+_BLOCK = 1 << 20
+_BLANK = 8  # bytes; longer lines are never taken for empty ones, and not read
+
+
+def lines_in(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of each line in a range of a file, without the empty ones.
+
+    The last of them need not be ended by a line feed. No line is kept in memory.
+    """
+    number, at = 1, start
+    while at < end and (block := os.pread(descriptor, min(_BLOCK, end - at), at)):
+        found = block.find(b"\n")
+        while found >= 0:
+            if not _is_blank(descriptor, start, at + found):
+                yield number, start, at + found
+            number, start = number + 1, at + found + 1
+            found = block.find(b"\n", found + 1)
+        at += len(block)
+    if start < at and not _is_blank(descriptor, start, at):
+        yield number, start, at
+
+
+def _is_blank(descriptor: int, start: int, end: int) -> bool:
+    return end - start <= _BLANK and not os.pread(descriptor, end - start, start).strip()
 
 
 def lost_range(path: str, start: int, end: int, damage: TarDamage) -> Loss:

@@ -2,6 +2,7 @@
 
 * `virtual_info`, `virtual_file`: what ``paired://`` and ``pdf://`` say of such a tar, and the tar itself.
 * `VirtualTars`: base of file systems of one folder with such tars.
+* `FolderedAddress`: an address of some locations whose folders are shards, as those of ``pdf://``.
 * `refusal`, `write_unread`, `write_unpaired`: entries for what could not be made a sample of.
 """
 
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import IO, Any, ClassVar, Generic, Self, TypeVar
+from urllib.parse import urlencode
 
 from fsspec import AbstractFileSystem
 
@@ -27,10 +31,88 @@ from mm_assets.formats.webdataset.layout import (
     SAMPLE_ID,
     UNPAIRED,
 )
+from mm_assets.model.errors import DataError
 from mm_assets.model.json_codec import dumps
 from mm_assets.model.samples import build_source_ref
-from mm_assets.storage.files import is_remote, local_path, open_binary, size_of
+from mm_assets.storage.files import absolute, filesystem, is_remote, local_path, open_binary, size_of
+from mm_assets.storage.listing import pairs_of_url
 from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
+
+T = TypeVar("T")
+
+_LOCATION = "at"
+_END = "as", "folder"  # so that no address ends as the name of a file does
+
+
+@dataclass(frozen=True)
+class FolderedAddress:
+    """Locations of files, of which each folder is a shard: files, folders, patterns, brace lists or URLs."""
+
+    protocol: ClassVar[str]
+    places: tuple[str, ...]
+
+    @property
+    def url(self) -> str:
+        """The address as a URL: a folder with a tar for each shard."""
+        pairs = [*((_LOCATION, place) for place in self.places), _END]
+        return f"{self.protocol}://{urlencode(pairs)}"
+
+    @classmethod
+    def parse(cls, token: str) -> Self:
+        """Return the address whose `url` has ``token`` after its scheme."""
+        pairs = pairs_of_url(cls.protocol, token, f"{cls.protocol}=FOLDER")
+        return cls(tuple(place for _, place in pairs[:-1]))
+
+    @classmethod
+    def location(cls, item: str) -> str | None:
+        """Return the location that an item such as ``pdf=docs`` names; None for any other item."""
+        prefix = f"{cls.protocol}="
+        return absolute(item.removeprefix(prefix)) if item.startswith(prefix) else None
+
+    def names(self) -> Mapping[str, Any]:
+        """Return what each shard is made of, by its name, sorted.
+
+        Raises:
+            FileNotFoundError: a location has nothing of the kind.
+        """
+        raise NotImplementedError
+
+    def originals(self, shard: str) -> list[str]:
+        """Return the names in locators of the files that a shard is made of."""
+        raise NotImplementedError
+
+    def passed_over(self) -> list[str]:
+        """Return a line for everything in the locations that looks like data, but is not read."""
+        raise NotImplementedError
+
+
+def plain_path(location: str) -> str:
+    """Return the path of a file in its file system, as URLs of one store may be written in several ways."""
+    return filesystem(location)[1] if is_remote(location) else location
+
+
+def name_of_folder(folder: str, root: str) -> str:
+    """Return the name of the shard of a folder: its path below the root, or the root's own name."""
+    below = folder[len(root) :] if folder.startswith(root) else folder
+    return below.strip("/") or posixpath.basename(root)
+
+
+def by_shard(files: Iterable[tuple[str, str, T]]) -> dict[str, list[T]]:
+    """Return what belongs to each shard, sorted by its name.
+
+    Args:
+        files: name of the shard, what it is made of (a folder, or a tar), and a file.
+
+    Raises:
+        DataError: two of them would have the same name.
+    """
+    shards: dict[str, list[T]] = {}
+    origins: dict[str, str] = {}
+    for name, origin, file in files:
+        if origins.setdefault(name, origin) != origin:
+            raise DataError(f"{origins[name]} and {origin} would both become partition {name!r}: rename one")
+        shards.setdefault(name, []).append(file)
+    return dict(sorted(shards.items()))
 
 
 def virtual_info(path: str, marks: Sequence[str], files: Iterable[tuple[str, str]]) -> dict[str, Any]:
