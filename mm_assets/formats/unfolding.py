@@ -4,8 +4,9 @@
   fields without their texts, and the places (holes) that the items were taken from.
 * `refill` puts the items that are still there back into the skeleton.
 
-Images are values here, never bytes of a Parquet file: see `Image`. Which fields hold what is told by
-`mm_assets.formats.document_layouts`.
+Which fields hold what is told by `mm_assets.formats.document_layouts`. Values of Parquet columns are made as
+JSON would have them (`value_of`), but for the bytes of images: these stay in Arrow, and have numbers
+(`numbered`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from mm_assets.formats.images.headers import sniff
 from mm_assets.model.errors import DANGLING_REFERENCE, Fault, MmAssetsError
+from mm_assets.model.nested_types import is_bytes, is_list, is_text, value_type
 
 IMAGE_FIELDS = ("images", "image")
 _NUMBERED = re.compile(r"image_(\d{1,4})", re.ASCII)
@@ -50,14 +57,14 @@ class Image:
 
     ``name`` is a name or URL, ``data`` the bytes that were in the JSON itself, ``blob`` the number of a value
     in a column of bytes. ``is_stored`` is True of an image that has its place in such a column, even if
-    there are no bytes.
+    there are no bytes. ``fields`` are the others of the struct around it, None without one.
     """
 
     name: str | None = None
     data: bytes | None = None
     blob: int | None = None
     is_stored: bool = False
-    fields: Mapping[str, Any] = field(default_factory=dict)  # of the object around a stored image
+    fields: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -187,7 +194,7 @@ class Unfolding:
         self._names_images = True
         if part is not None:
             self._holes.append((part, _PART, item))
-        value = dict(image.fields) if image.is_stored else self._get(path)
+        value = image.fields if image.is_stored else self._get(path)
         if isinstance(value, dict):
             kept = {key: entry for key, entry in value.items() if key != _BYTES}
             name = next((key for key in REFERENCES if isinstance(kept.get(key), str)), _PATH)
@@ -377,3 +384,76 @@ def _inside(document: Any, path: Sequence[str | int]) -> Any:
 
 def _put(document: Any, path: Sequence[str | int], value: Any) -> None:
     _inside(document, path[:-1])[path[-1]] = value
+
+
+def example_of(type_: pa.DataType) -> Any:
+    """Return a value as a column of this type may have it; strings are texts."""
+    if is_bytes(type_):
+        return Image(is_stored=True)
+    if is_text(value_type(type_)):
+        return "text"
+    if is_list(type_):
+        return [example_of(type_.value_type)]
+    if pa.types.is_struct(type_):
+        found = {field.name: example_of(field.type) for field in type_}
+        return Image(is_stored=True, fields={}) if isinstance(found.get(_BYTES), Image) else found
+    return None if pa.types.is_null(type_) else 0
+
+
+def numbered(array: pa.Array, leaves: list[pa.Array]) -> pa.Array:
+    """Return an array with the number of each value of bytes in its place; the values go to ``leaves``."""
+    type_ = array.type
+    if is_bytes(type_):
+        first = sum(map(len, leaves))
+        leaves.append(array)
+        numbers = np.arange(first, first + len(array), dtype=np.int64)
+        return pa.array(numbers, mask=~_valid(array))
+    if is_list(type_):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        values = numbered(array.flatten(), leaves)
+        return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=pa.array(~_valid(array)))
+    if pa.types.is_struct(type_):
+        children = [numbered(child, leaves) for child in array.flatten()]
+        names = [field.name for field in type_]
+        return pa.StructArray.from_arrays(children, names, mask=pa.array(~_valid(array)))
+    return array
+
+
+def value_of(value: Any, type_: pa.DataType) -> Any:
+    """Return a value as JSON would have it: without the nulls of structs, and with images."""
+    if value is None:
+        return None
+    if is_bytes(type_):
+        return Image(blob=value, is_stored=True)
+    if is_list(type_):
+        return [value_of(each, type_.value_type) for each in value]
+    if not pa.types.is_struct(type_):
+        return value
+    found = {
+        field.name: value_of(value[field.name], field.type)
+        for field in type_
+        if value.get(field.name) is not None
+    }
+    if type_.get_field_index(_BYTES) < 0 or not is_bytes(type_.field(_BYTES).type):
+        return found
+    stored, name = found.pop(_BYTES, None), found.get(_PATH)
+    return Image(
+        name if isinstance(name, str) else None, None, stored and stored.blob, is_stored=True, fields=found
+    )
+
+
+def with_bytes(value: Any, blobs: pa.ChunkedArray) -> Any:
+    """Return a part of a skeleton in which bytes that are no image of the sample are base64."""
+    if isinstance(value, list):
+        return [with_bytes(each, blobs) for each in value]
+    if isinstance(value, dict):
+        return {name: with_bytes(each, blobs) for name, each in value.items()}
+    if not isinstance(value, Image):
+        return value
+    stored = None if value.blob is None else base64.b64encode(blobs[value.blob].as_py()).decode()
+    return stored if value.fields is None else {**value.fields, _BYTES: stored}
+
+
+def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.array(array.is_valid().to_numpy(zero_copy_only=False))
