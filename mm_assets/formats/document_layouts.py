@@ -186,7 +186,7 @@ _MANY_QUESTIONS, _ANSWER = "questions", "answer"
 
 
 def _is_texts(value: Any) -> bool:
-    return (_is_string(value) and bool(value)) or _any(value, _is_string)
+    return (_is_string(value) and bool(value)) or value == [] or _any(value, _is_string)
 
 
 def _is_answer(value: Any) -> bool:

@@ -31,13 +31,16 @@ IMAGE_FIELDS = ("images", "image")
 _NUMBERED = re.compile(r"image_(\d{1,4})", re.ASCII)
 _TOKEN = re.compile(r"<image(?: (\d{1,4}))?>", re.ASCII)
 _DATA_URL = re.compile(r"data:[\w/+.;=-]{0,100};base64,", re.ASCII)
-_LEAST_BASE64 = 100  # characters: names are shorter, or no base64
+_LEAST_BASE64 = 64  # characters: names are shorter, or no base64
 REFERENCES = ("image", "image_url", "url", "path")  # fields of a part, or of an object, that name an image
 LOOKED_AT = 64  # entries of a list
 _BYTES, _PATH = "bytes", "path"
 
-# Kinds of holes: a text of pieces, the name of an image, and a part that goes with its item.
-_TEXT, _NAME, _PART = "text", "name", "part"
+# Kinds of holes: a text of pieces, the name of an image, a part that goes with its item, and an entry of a
+# list of images that is null without it, since others are referred to by their numbers.
+_TEXT, _NAME, _PART, _ENTRY = "text", "name", "part", "entry"
+
+_IN_LIST = 2  # length of the path to an entry of a field
 
 Path = tuple[str | int, ...]
 Document = Mapping[str, Any]
@@ -108,17 +111,20 @@ class Unfolding:
         self.has_list_of_images = False
         self.images: list[Item] = []  # of the document's fields, in order
         self.numbers: dict[int, Item] = {}  # of those in numbered fields
+        self._listed: list[Item | None] = []  # entries of the first list
         self._holes: list[tuple[Path, str, Any]] = []
         self._most = most
         self._names_images = False  # beside the fields of images
-        for name in image_fields(fields, images_field):
-            self._take_images(name)
+        for name in _image_names(fields, images_field):
+            if _has_images(fields[name]) or fields[name] == []:
+                self._take_images(name)
         self._own = not self.images
         self._names_images = False
         if self._own:
             self.images = [Item("image", image=Image(name)) for name in own_images]
         self._is_placed: set[int] = set()
         self._next = 0  # of `images`
+        self._has_numbers = False  # whether entries of a list are referred to by their numbers
 
     def take(self, name: str) -> Any:
         """Move a field to the skeleton and return it; a list is a copy, whose entries may be replaced."""
@@ -178,7 +184,7 @@ class Unfolding:
     def add_part(self, part: Path, columns: Mapping[str, Any], index: object = None) -> None:
         """Add the next image of the fields, or the one of an index, which a part stands for."""
         if type(index) is int:
-            found = self.images[index] if 0 <= index < len(self.images) else None
+            found = self._entry(index)
             item = _absent(f"image {index}", len(self.images)) if self._is_taken(found) else found
         else:
             item = self._next_image("a part without a name")
@@ -219,7 +225,11 @@ class Unfolding:
 
     def source(self, name: str) -> dict[str, Any]:
         """Return what ``_source`` has of the document: the name of its layout, fields and holes."""
-        holes = [[*path, kind, _numbers(of)] for path, kind, of in self._holes]
+        listed = {id(item) for item in self._listed} if self._has_numbers else ()
+        holes = [
+            [*path, _ENTRY if id(of) in listed and len(path) == _IN_LIST else kind, _numbers(of)]
+            for path, kind, of in self._holes
+        ]
         return {"name": name, "fields": self.skeleton, "holes": holes}
 
     def _refuse_more_than(self, items: int) -> None:
@@ -232,11 +242,17 @@ class Unfolding:
             return self._next_image(f"token {token[0]!r}")
         number = int(token[1])
         found = self.numbers.get(number)
-        if found is None and not self.numbers and 0 < number <= len(self.images):
-            found = self.images[number - 1]
+        if found is None and not self.numbers:
+            found = self._entry(number - 1)
         if found is None:
             return _absent(f"token {token[0]!r}", len(self.images))
         return None if id(found) in self._is_placed else found
+
+    def _entry(self, index: int) -> Item | None:
+        """Return the image at an index of the list of images."""
+        self._has_numbers = True
+        entries = self._listed or self.images
+        return entries[index] if 0 <= index < len(entries) else None
 
     def _next_image(self, what: str) -> Item:
         while self._next < len(self.images) and self._is_taken(self.images[self._next]):
@@ -250,13 +266,18 @@ class Unfolding:
     def _take_images(self, name: str) -> None:
         value = self.take(name)
         is_list = isinstance(value, list)
+        is_first = is_list and not self.has_list_of_images
         self.has_list_of_images |= is_list
+        if is_first:
+            self._listed = [None] * len(value)
         for index, entry in enumerate(value if is_list else [value]):
             image = image_of(entry)
             if image is not None:
                 self._refuse_more_than(len(self.images))
                 item = self.named(image, (name, index) if is_list else (name,))
                 self.images.append(item)
+                if is_first:
+                    self._listed[index] = item
                 if number := _NUMBERED.fullmatch(name):
                     self.numbers[int(number[1])] = item
 
@@ -284,12 +305,16 @@ def _numbers(of: Any) -> Any:
 
 def image_fields(fields: Document, images_field: str) -> list[str]:
     """Return the names of the fields with images, in order."""
+    return [name for name in _image_names(fields, images_field) if _has_images(fields[name])]
+
+
+def _image_names(fields: Document, images_field: str) -> list[str]:
     named = [images_field] if images_field not in IMAGE_FIELDS else [*IMAGE_FIELDS]
     numbered = sorted(
         (int(number[1]), name) for name in fields if (number := _NUMBERED.fullmatch(name)) is not None
     )
     names = dict.fromkeys([*named, *(name for _, name in numbered)])
-    return [name for name in names if name in fields and _has_images(fields[name])]
+    return [name for name in names if name in fields]
 
 
 def _has_images(value: Any) -> bool:
@@ -350,7 +375,7 @@ def refill(source: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     by_position = {row.position: row for row in rows}
     placed: set[int] = set()
     named: set[int] = set()
-    gone: list[Path] = []
+    gone: list[tuple[Path, bool]] = []
     for *path, kind, of in source["holes"]:
         if kind == _TEXT:
             pieces = [(piece, None) if type(piece) is int else (piece[0], piece[1]) for piece in of]
@@ -360,12 +385,15 @@ def refill(source: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
             continue
         placed.add(of)
         if of not in by_position:
-            gone.append(tuple(path))
-        elif kind == _NAME:
+            gone.append((tuple(path), kind == _ENTRY))
+        elif kind == _NAME or (kind == _ENTRY and _inside(document, path) is None):
             named.add(of)
             _put(document, path, by_position[of].image)
-    for path in reversed(gone):
-        del _inside(document, path[:-1])[path[-1]]
+    for path, is_entry in reversed(gone):
+        if is_entry:
+            _put(document, path, None)
+        else:
+            del _inside(document, path[:-1])[path[-1]]
     own = [row for row in rows if row.image is not None and row.position not in named]
     if any(row.position not in placed and row.image is None for row in rows):
         raise FoldError("a text at a position where the document had none")
