@@ -435,16 +435,16 @@ def numbered(array: pa.Array, leaves: list[pa.Array]) -> pa.Array:
         first = sum(map(len, leaves))
         leaves.append(array)
         numbers = np.arange(first, first + len(array), dtype=np.int64)
-        return pa.array(numbers, mask=~_valid(array))
+        return pa.array(numbers, mask=~validity(array))
     if is_list(type_):
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
         values = numbered(array.flatten(), leaves)
-        return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=pa.array(~_valid(array)))
+        return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=pa.array(~validity(array)))
     if pa.types.is_struct(type_):
         children = [numbered(child, leaves) for child in array.flatten()]
         names = [field.name for field in type_]
-        return pa.StructArray.from_arrays(children, names, mask=pa.array(~_valid(array)))
+        return pa.StructArray.from_arrays(children, names, mask=pa.array(~validity(array)))
     return array
 
 
@@ -483,5 +483,5 @@ def with_bytes(value: Any, blobs: pa.ChunkedArray) -> Any:
     return stored if value.fields is None else {**value.fields, _BYTES: stored}
 
 
-def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
+def validity(array: pa.Array) -> npt.NDArray[np.bool_]:
     return np.array(array.is_valid().to_numpy(zero_copy_only=False))

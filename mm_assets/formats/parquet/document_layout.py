@@ -27,6 +27,7 @@ from mm_assets.formats.unfolding import (
     example_of,
     image_fields,
     numbered,
+    validity,
     value_of,
     with_bytes,
 )
@@ -525,9 +526,9 @@ def items_of(column: ItemColumn, values: pa.Array) -> Items:
     else:
         lengths, flat = None, values
         rows, positions = np.arange(len(values), dtype=np.int64), np.full(len(values), column.position)
-    is_item = _valid(flat)
+    is_item = validity(flat)
     if column.content_fields == (TEXT,) and pa.types.is_struct(column.value):
-        is_item &= np.logical_or.reduce([_valid(child) for child in flat.flatten()])
+        is_item &= np.logical_or.reduce([validity(child) for child in flat.flatten()])
     at = np.flatnonzero(is_item)
     return Items(column, rows[at], positions[at], at, flat, lengths)
 
@@ -571,7 +572,7 @@ def spread_blobs(blobs: pa.Array, at: Numbers, places: Numbers, rows: int) -> pa
     offsets = np.zeros(rows + 1, np.int64)
     offsets[places + 1] = sizes[at]
     is_present = np.zeros(rows, bool)
-    is_present[places] = _valid(blobs)[at]
+    is_present[places] = validity(blobs)[at]
     return blob_array(np.cumsum(offsets) + first, data, is_present.tolist())
 
 
@@ -590,10 +591,6 @@ def _packed(blobs: pa.Array) -> tuple[Numbers, pa.Buffer, int]:
     if not np.array_equal(np.diff(offsets), sizes):  # there are bytes under a null
         return _packed(pc.fill_null(blobs, b""))
     return sizes, blobs.buffers()[2], int(offsets[0])
-
-
-def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    return np.array(array.is_valid().to_numpy(zero_copy_only=False))
 
 
 def _as(array: pa.Array, type_: pa.DataType) -> pa.Array:
