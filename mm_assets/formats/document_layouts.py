@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from mm_assets.formats.unfolding import (
@@ -26,6 +27,7 @@ from mm_assets.formats.unfolding import (
 )
 
 LAYOUT = "layout"  # in `_source` of the metadata row: name, fields and holes
+_TYPES_NAMED = 5  # of parts
 ROLE, TURN = "role", "turn"  # columns of items
 
 Document = Mapping[str, Any]
@@ -184,7 +186,7 @@ _MANY_QUESTIONS, _ANSWER = "questions", "answer"
 
 
 def _is_texts(value: Any) -> bool:
-    return (_is_string(value) and bool(value)) or _any(value, _is_string)
+    return (_is_string(value) and bool(value)) or value == [] or _any(value, _is_string)
 
 
 def _is_answer(value: Any) -> bool:
@@ -254,9 +256,10 @@ def _caption_field(document: Document, texts_field: str) -> str | None:
 
 
 def _is_captions(look: Look) -> bool:
-    if _caption_field(look.document, look.texts_field) is not None:
-        return look.has_images
-    return look.names_images and not look.reads_images
+    name = _caption_field(look.document, look.texts_field)
+    if look.reads_images:  # one text beside them is a field like any other
+        return name is not None and isinstance(look.document[name], list)
+    return look.names_images or (look.has_own and name is not None)
 
 
 def _unfold_captions(found: Unfolding) -> bool:
@@ -372,6 +375,12 @@ LAYOUT_NAMES = (INTERLEAVED, *(layout.name for layout in LAYOUTS))
 def layout_of(name: str | None) -> Layout | None:
     """Return the layout of a name; None for documents that are read without this table."""
     return next((layout for layout in LAYOUTS if layout.name == name), None)
+
+
+def described(layout: Layout, unread: Iterable[str]) -> str:
+    """Return the layout of some documents in words, with types of parts that are not read."""
+    kept = ", ".join(map(repr, islice(unread, _TYPES_NAMED)))
+    return f"{layout.name}; not read, but kept in _source: parts of type {kept}" if kept else layout.name
 
 
 def is_list_of_texts(document: Document, texts_field: str) -> bool:

@@ -17,7 +17,7 @@ import posixpath
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
@@ -380,7 +380,9 @@ def _written_beside(uri: str, options: StorageOptions | None) -> list[str]:
     """Return the tar that we wrote for lines of a layout of others, which do not name it; none of several."""
     folder, stem = posixpath.dirname(uri), posixpath.basename(stem_of(uri))
     fs, path = filesystem(folder or ".", options)
-    names = [posixpath.basename(str(name)) for name in fs.ls(path, detail=False)]
+    names: list[str] = []
+    with suppress(FileNotFoundError, NotImplementedError):  # of a store that lists nothing
+        names = [posixpath.basename(str(name)) for name in fs.ls(path, detail=False)]
     found = [name for name in names if lines_of(name) == stem]
     return [posixpath.join(folder, found[0])] if len(found) == 1 else []
 

@@ -4,8 +4,9 @@
   fields without their texts, and the places (holes) that the items were taken from.
 * `refill` puts the items that are still there back into the skeleton.
 
-Images are values here, never bytes of a Parquet file: see `Image`. Which fields hold what is told by
-`mm_assets.formats.document_layouts`.
+Which fields hold what is told by `mm_assets.formats.document_layouts`. Values of Parquet columns are made as
+JSON would have them (`value_of`), but for the bytes of images: these stay in Arrow, and have numbers
+(`numbered`).
 """
 
 from __future__ import annotations
@@ -17,20 +18,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from mm_assets.formats.images.headers import sniff
 from mm_assets.model.errors import DANGLING_REFERENCE, Fault, MmAssetsError
+from mm_assets.model.nested_types import is_bytes, is_list, is_text, value_type
 
 IMAGE_FIELDS = ("images", "image")
 _NUMBERED = re.compile(r"image_(\d{1,4})", re.ASCII)
 _TOKEN = re.compile(r"<image(?: (\d{1,4}))?>", re.ASCII)
 _DATA_URL = re.compile(r"data:[\w/+.;=-]{0,100};base64,", re.ASCII)
-_LEAST_BASE64 = 100  # characters: names are shorter, or no base64
+_LEAST_BASE64 = 64  # characters: names are shorter, or no base64
 REFERENCES = ("image", "image_url", "url", "path")  # fields of a part, or of an object, that name an image
 LOOKED_AT = 64  # entries of a list
 _BYTES, _PATH = "bytes", "path"
 
-# Kinds of holes: a text of pieces, the name of an image, and a part that goes with its item.
-_TEXT, _NAME, _PART = "text", "name", "part"
+# Kinds of holes: a text of pieces, the name of an image, a part that goes with its item, and an entry of a
+# list of images that is null without it, since others are referred to by their numbers.
+_TEXT, _NAME, _PART, _ENTRY = "text", "name", "part", "entry"
+
+_IN_LIST = 2  # length of the path to an entry of a field
 
 Path = tuple[str | int, ...]
 Document = Mapping[str, Any]
@@ -50,14 +60,14 @@ class Image:
 
     ``name`` is a name or URL, ``data`` the bytes that were in the JSON itself, ``blob`` the number of a value
     in a column of bytes. ``is_stored`` is True of an image that has its place in such a column, even if
-    there are no bytes.
+    there are no bytes. ``fields`` are the others of the struct around it, None without one.
     """
 
     name: str | None = None
     data: bytes | None = None
     blob: int | None = None
     is_stored: bool = False
-    fields: Mapping[str, Any] = field(default_factory=dict)  # of the object around a stored image
+    fields: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -101,17 +111,20 @@ class Unfolding:
         self.has_list_of_images = False
         self.images: list[Item] = []  # of the document's fields, in order
         self.numbers: dict[int, Item] = {}  # of those in numbered fields
+        self._listed: list[Item | None] = []  # entries of the first list
         self._holes: list[tuple[Path, str, Any]] = []
         self._most = most
         self._names_images = False  # beside the fields of images
-        for name in image_fields(fields, images_field):
-            self._take_images(name)
+        for name in _image_names(fields, images_field):
+            if _has_images(fields[name]) or fields[name] == []:
+                self._take_images(name)
         self._own = not self.images
         self._names_images = False
         if self._own:
             self.images = [Item("image", image=Image(name)) for name in own_images]
         self._is_placed: set[int] = set()
         self._next = 0  # of `images`
+        self._has_numbers = False  # whether entries of a list are referred to by their numbers
 
     def take(self, name: str) -> Any:
         """Move a field to the skeleton and return it; a list is a copy, whose entries may be replaced."""
@@ -171,7 +184,7 @@ class Unfolding:
     def add_part(self, part: Path, columns: Mapping[str, Any], index: object = None) -> None:
         """Add the next image of the fields, or the one of an index, which a part stands for."""
         if type(index) is int:
-            found = self.images[index] if 0 <= index < len(self.images) else None
+            found = self._entry(index)
             item = _absent(f"image {index}", len(self.images)) if self._is_taken(found) else found
         else:
             item = self._next_image("a part without a name")
@@ -187,7 +200,7 @@ class Unfolding:
         self._names_images = True
         if part is not None:
             self._holes.append((part, _PART, item))
-        value = dict(image.fields) if image.is_stored else self._get(path)
+        value = image.fields if image.is_stored else self._get(path)
         if isinstance(value, dict):
             kept = {key: entry for key, entry in value.items() if key != _BYTES}
             name = next((key for key in REFERENCES if isinstance(kept.get(key), str)), _PATH)
@@ -212,7 +225,11 @@ class Unfolding:
 
     def source(self, name: str) -> dict[str, Any]:
         """Return what ``_source`` has of the document: the name of its layout, fields and holes."""
-        holes = [[*path, kind, _numbers(of)] for path, kind, of in self._holes]
+        listed = {id(item) for item in self._listed} if self._has_numbers else ()
+        holes = [
+            [*path, _ENTRY if id(of) in listed and len(path) == _IN_LIST else kind, _numbers(of)]
+            for path, kind, of in self._holes
+        ]
         return {"name": name, "fields": self.skeleton, "holes": holes}
 
     def _refuse_more_than(self, items: int) -> None:
@@ -225,11 +242,17 @@ class Unfolding:
             return self._next_image(f"token {token[0]!r}")
         number = int(token[1])
         found = self.numbers.get(number)
-        if found is None and not self.numbers and 0 < number <= len(self.images):
-            found = self.images[number - 1]
+        if found is None and not self.numbers:
+            found = self._entry(number - 1)
         if found is None:
             return _absent(f"token {token[0]!r}", len(self.images))
         return None if id(found) in self._is_placed else found
+
+    def _entry(self, index: int) -> Item | None:
+        """Return the image at an index of the list of images."""
+        self._has_numbers = True
+        entries = self._listed or self.images
+        return entries[index] if 0 <= index < len(entries) else None
 
     def _next_image(self, what: str) -> Item:
         while self._next < len(self.images) and self._is_taken(self.images[self._next]):
@@ -243,13 +266,18 @@ class Unfolding:
     def _take_images(self, name: str) -> None:
         value = self.take(name)
         is_list = isinstance(value, list)
+        is_first = is_list and not self.has_list_of_images
         self.has_list_of_images |= is_list
+        if is_first:
+            self._listed = [None] * len(value)
         for index, entry in enumerate(value if is_list else [value]):
             image = image_of(entry)
             if image is not None:
                 self._refuse_more_than(len(self.images))
                 item = self.named(image, (name, index) if is_list else (name,))
                 self.images.append(item)
+                if is_first:
+                    self._listed[index] = item
                 if number := _NUMBERED.fullmatch(name):
                     self.numbers[int(number[1])] = item
 
@@ -277,12 +305,16 @@ def _numbers(of: Any) -> Any:
 
 def image_fields(fields: Document, images_field: str) -> list[str]:
     """Return the names of the fields with images, in order."""
+    return [name for name in _image_names(fields, images_field) if _has_images(fields[name])]
+
+
+def _image_names(fields: Document, images_field: str) -> list[str]:
     named = [images_field] if images_field not in IMAGE_FIELDS else [*IMAGE_FIELDS]
     numbered = sorted(
         (int(number[1]), name) for name in fields if (number := _NUMBERED.fullmatch(name)) is not None
     )
     names = dict.fromkeys([*named, *(name for _, name in numbered)])
-    return [name for name in names if name in fields and _has_images(fields[name])]
+    return [name for name in names if name in fields]
 
 
 def _has_images(value: Any) -> bool:
@@ -343,7 +375,7 @@ def refill(source: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     by_position = {row.position: row for row in rows}
     placed: set[int] = set()
     named: set[int] = set()
-    gone: list[Path] = []
+    gone: list[tuple[Path, bool]] = []
     for *path, kind, of in source["holes"]:
         if kind == _TEXT:
             pieces = [(piece, None) if type(piece) is int else (piece[0], piece[1]) for piece in of]
@@ -353,12 +385,15 @@ def refill(source: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
             continue
         placed.add(of)
         if of not in by_position:
-            gone.append(tuple(path))
-        elif kind == _NAME:
+            gone.append((tuple(path), kind == _ENTRY))
+        elif kind == _NAME or (kind == _ENTRY and _inside(document, path) is None):
             named.add(of)
             _put(document, path, by_position[of].image)
-    for path in reversed(gone):
-        del _inside(document, path[:-1])[path[-1]]
+    for path, is_entry in reversed(gone):
+        if is_entry:
+            _put(document, path, None)
+        else:
+            del _inside(document, path[:-1])[path[-1]]
     own = [row for row in rows if row.image is not None and row.position not in named]
     if any(row.position not in placed and row.image is None for row in rows):
         raise FoldError("a text at a position where the document had none")
@@ -377,3 +412,76 @@ def _inside(document: Any, path: Sequence[str | int]) -> Any:
 
 def _put(document: Any, path: Sequence[str | int], value: Any) -> None:
     _inside(document, path[:-1])[path[-1]] = value
+
+
+def example_of(type_: pa.DataType) -> Any:
+    """Return a value as a column of this type may have it; strings are texts."""
+    if is_bytes(type_):
+        return Image(is_stored=True)
+    if is_text(value_type(type_)):
+        return "text"
+    if is_list(type_):
+        return [example_of(type_.value_type)]
+    if pa.types.is_struct(type_):
+        found = {field.name: example_of(field.type) for field in type_}
+        return Image(is_stored=True, fields={}) if isinstance(found.get(_BYTES), Image) else found
+    return None if pa.types.is_null(type_) else 0
+
+
+def numbered(array: pa.Array, leaves: list[pa.Array]) -> pa.Array:
+    """Return an array with the number of each value of bytes in its place; the values go to ``leaves``."""
+    type_ = array.type
+    if is_bytes(type_):
+        first = sum(map(len, leaves))
+        leaves.append(array)
+        numbers = np.arange(first, first + len(array), dtype=np.int64)
+        return pa.array(numbers, mask=~validity(array))
+    if is_list(type_):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        values = numbered(array.flatten(), leaves)
+        return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=pa.array(~validity(array)))
+    if pa.types.is_struct(type_):
+        children = [numbered(child, leaves) for child in array.flatten()]
+        names = [field.name for field in type_]
+        return pa.StructArray.from_arrays(children, names, mask=pa.array(~validity(array)))
+    return array
+
+
+def value_of(value: Any, type_: pa.DataType) -> Any:
+    """Return a value as JSON would have it: without the nulls of structs, and with images."""
+    if value is None:
+        return None
+    if is_bytes(type_):
+        return Image(blob=value, is_stored=True)
+    if is_list(type_):
+        return [value_of(each, type_.value_type) for each in value]
+    if not pa.types.is_struct(type_):
+        return value
+    found = {
+        field.name: value_of(value[field.name], field.type)
+        for field in type_
+        if value.get(field.name) is not None
+    }
+    if type_.get_field_index(_BYTES) < 0 or not is_bytes(type_.field(_BYTES).type):
+        return found
+    stored, name = found.pop(_BYTES, None), found.get(_PATH)
+    return Image(
+        name if isinstance(name, str) else None, None, stored and stored.blob, is_stored=True, fields=found
+    )
+
+
+def with_bytes(value: Any, blobs: pa.ChunkedArray) -> Any:
+    """Return a part of a skeleton in which bytes that are no image of the sample are base64."""
+    if isinstance(value, list):
+        return [with_bytes(each, blobs) for each in value]
+    if isinstance(value, dict):
+        return {name: with_bytes(each, blobs) for name, each in value.items()}
+    if not isinstance(value, Image):
+        return value
+    stored = None if value.blob is None else base64.b64encode(blobs[value.blob].as_py()).decode()
+    return stored if value.fields is None else {**value.fields, _BYTES: stored}
+
+
+def validity(array: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.array(array.is_valid().to_numpy(zero_copy_only=False))

@@ -163,18 +163,11 @@ def lines(folder: Path) -> None:
     ("make", "settings", "says"),
     [
         pytest.param(
-            lambda folder: keys(folder, jpg=PICTURES[0], json={"text": "s{n}", "id": 0}),
+            lambda folder: keys(folder, jpg=PICTURES[0], json={"title": "s{n}", "id": 0}),
             {},
             f"3 members of the tar, 3 of them images, are referenced by no sample; no sample has a text or "
-            f"an image; fields seen: text, id; {LISTS}; {PAIR}\n",
+            f"an image; fields seen: title, id; {LISTS}; {PAIR}\n",
             id="strings",
-        ),
-        pytest.param(
-            lambda folder: keys(folder, jpg=PICTURES[0], json={"text": "s{n}", "id": 0}),
-            {"MM_TEXTS_FIELD": "text"},
-            f": field 'text' is a string in o0.json: {STRING}; 3 members of the tar, 3 of them images, are "
-            f"referenced by no sample; no sample has a text or an image; fields seen: id; {LISTS}; {PAIR}\n",
-            id="a string that is named",
         ),
         pytest.param(
             lambda folder: keys(folder, jpg=PICTURES[0], json={"texts": ["s"], "image": "o{n}.jpg"}),
@@ -318,19 +311,17 @@ def test_turns_are_told_to_be_of_a_kind_that_is_not_read(tmp_path: Path) -> None
     turns = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
     columns = {
         "image": (pa.struct([("bytes", pa.binary())]), [{"bytes": PICTURES[0]}]),
-        "conversations": (turns, [[{"from": "human", "value": "hi"}]]),
+        "dialogue": (turns, [[{"from": "human", "value": "hi"}]]),
     }
     documents(tmp_path / "a.parquet", columns)
-    done = run("inspect", tmp_path / "a.parquet", "--texts-field", "conversations")
+    done = run("inspect", tmp_path / "a.parquet", "--texts-field", "dialogue")
     assert done.returncode == 1
-    assert "a.parquet: column 'conversations' is of a kind that is not read, list<element: struct<from" in (
+    assert "a.parquet: column 'dialogue' is of a kind that is not read, list<element: struct<from" in (
         done.stderr
     )
     assert "not interleaved data" not in done.stderr
     seen = run("inspect", tmp_path / "a.parquet").stdout
-    assert (
-        "no text was taken from 1 of 1 shard; columns that look like text: conversations; see docs/" in seen
-    )
+    assert "no text was taken from 1 of 1 shard; columns that look like text: dialogue; see docs/" in seen
 
 
 @pytest.mark.parametrize(

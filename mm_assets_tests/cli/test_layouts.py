@@ -225,23 +225,23 @@ PAIR = [image(0), image(1)]
 UNTAKEN: dict[str, tuple[dict[str, tuple[pa.DataType, list[object]]], str]] = {
     "vqa": (
         {"image": (IMAGE, PAIR), "id": (STRING, ["1", "2"]), "question": (STRING, ["q", "r"]),
-         "answer": (STRING, ["a", "b"])},
-        "columns that look like text: question, answer",
+         "completion": (STRING, ["a", "b"])},
+        "columns that look like text: question, completion",
     ),
     "llava": (
-        {"image": (IMAGE, PAIR), "conversations": (TURNS, [[{"from": "human", "value": "x"}]] * 2)},
-        "columns that look like text: conversations",
+        {"image": (IMAGE, PAIR), "conversation": (TURNS, [[{"from": "human", "value": "x"}]] * 2)},
+        "columns that look like text: conversation",
     ),
     "chat": (
         {"images": (pa.list_(IMAGE), [PAIR, PAIR]),
-         "messages": (pa.list_(pa.struct([("role", STRING), ("content", STRING)])),
+         "dialogue": (pa.list_(pa.struct([("role", STRING), ("content", STRING)])),
                       [[{"role": "user", "content": "x"}]] * 2)},
-        "columns that look like text: messages",
+        "columns that look like text: dialogue",
     ),
     "captions": (
-        {"image": (IMAGE, PAIR), "caption": (pa.list_(STRING), [["a", "b"]] * 2),
+        {"image": (IMAGE, PAIR), "alt": (pa.list_(STRING), [["a", "b"]] * 2),
          "filename": (STRING, ["a", "b"])},
-        "columns that look like text: caption",
+        "columns that look like text: alt",
     ),
     "images": (
         {"texts": (pa.list_(STRING), [["a"], ["b"]]), "jpg": (pa.binary(), [P0, P1])},

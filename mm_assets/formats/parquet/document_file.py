@@ -282,22 +282,21 @@ class DocumentFile:
             most_images: Largest number of images in a row. None: not known yet; image bytes are then left
                 out, if another column tells which images exist.
         """
-        images = (
-            self.layout.images
-            if self.layout.images is not None and self.layout.images.name in names
-            else None
-        )
-        blobs = None if images is None else self._bytes_of(images)
-        columns = list(names)
-        if images is not None and blobs is not None and most_images is None and images.value.num_fields > 1:
-            columns = [
-                *(name for name in names if name != images.name),
-                *(leaf for leaf in self._by_name[images.name] if leaf != blobs),
-            ]
+        columns, blobs = list(names), set()
+        for images in self.layout.image_columns:
+            stored = self._bytes_of(images) if images.name in names else None
+            if stored is None:
+                continue
+            blobs.add(stored)
+            if most_images is None and images.value.num_fields > 1:
+                columns = [
+                    *(name for name in columns if name != images.name),
+                    *(leaf for leaf in self._by_name[images.name] if leaf != stored),
+                ]
         leaves = {leaf for column in columns for leaf in self._by_name.get(column, ())}
         leaf_indices = [at for at, leaf in enumerate(self._leaves) if leaf in leaves]
         most_values = {
-            at: most_images for at in leaf_indices if most_images is not None and self._leaves[at] == blobs
+            at: most_images for at in leaf_indices if most_images is not None and self._leaves[at] in blobs
         }
         first = 0
         written = WrittenOut(self._file, self.nbytes, self.name, self._reopen)

@@ -1,13 +1,16 @@
 """Layout of Parquet files of others with one document per row.
 
 The columns of texts and images are recognised by their names and types (`document_layout`). `Items` are the
-texts or images of a batch of documents: the row, position and content of each.
+texts or images of a batch of documents: the row, position and content of each. `UnfoldedItems` are those of
+chats and the like (`mm_assets.formats.document_layouts`): the values of a row go through Python, image bytes
+do not.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +19,29 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.webdataset.layout import IMAGES, MAX_FIELDS, SAMPLE_ID, SOURCE, TEXTS, RawLayout
+from mm_assets.formats.document_layouts import Layout, find_layout, is_list_of_texts, layout_of
+from mm_assets.formats.unfolding import (
+    Item,
+    UnfoldError,
+    Unfolding,
+    example_of,
+    image_fields,
+    numbered,
+    validity,
+    value_of,
+    with_bytes,
+)
+from mm_assets.formats.webdataset.layout import (
+    IMAGES,
+    MAX_FIELDS,
+    MAX_POSITION,
+    SAMPLE_ID,
+    SOURCE,
+    TEXTS,
+    RawLayout,
+)
 from mm_assets.model import json_codec
+from mm_assets.model.errors import Fault
 from mm_assets.model.nested_types import blob_array, is_bytes, is_list, is_text
 from mm_assets.model.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS
 
@@ -26,6 +50,7 @@ _IMAGE = "image"  # a column of one image per row, if there is no column of list
 _CAPTIONS = ("text", "caption")  # columns of one text per row, for such an image
 _TEXTS_READ = "texts are lists of strings, or of structs with a string 'text', or one of these a row"
 _IMAGES_READ = "images are lists of struct<bytes, path>, of bytes, or of names, or one of these a row"
+_RESERVED = frozenset((*RESERVED_COLUMNS, SOURCE))
 _SHOWN = 20  # columns named in an error
 
 
@@ -73,12 +98,58 @@ class ItemColumn:
 
 
 @dataclass(frozen=True)
+class UnfoldedColumns:
+    """The columns that a layout unfolds.
+
+    ``images`` are those with images and nothing else, ``item_columns`` the names of the columns that items
+    get.
+    """
+
+    layout: Layout
+    raw: RawLayout
+    fields: pa.Schema
+    images: tuple[ItemColumn, ...]
+    item_columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, schema: pa.Schema, raw: RawLayout) -> UnfoldedColumns:
+        """Return the columns of a file that a layout takes from a document with a value in each."""
+        example: dict[str, Any] = {column.name: example_of(column.type) for column in schema}
+        names = image_fields(example, raw.images_field)
+        images = [_items(schema, name, (BYTES, PATH)) for name in names]
+        found = Unfolding(example, raw.texts_field, raw.images_field)
+        found.finish(layout.unfold(found))
+        return cls(
+            layout,
+            raw,
+            pa.schema([pa.field(f.name, f.type) for f in schema if f.name in found.skeleton]),
+            tuple(column for column in images if column is not None),
+            tuple(
+                dict.fromkeys(name for item in found.items for name in item.columns if name not in _RESERVED)
+            ),
+        )
+
+    def unfold(self, fields: dict[str, Any]) -> Unfolding:
+        """Unfold one document.
+
+        Raises:
+            UnfoldError: it has too many items.
+        """
+        found = Unfolding(fields, self.raw.texts_field, self.raw.images_field, (), MAX_POSITION)
+        found.finish(self.layout.unfold(found))
+        found.skeleton |= fields  # of a kind that this row alone has
+        return found
+
+
+@dataclass(frozen=True)
 class DocumentLayout:
     """The columns of a file of documents.
 
     ``sample_id`` is the column of ids. Each row must have an id if that column was requested (``needs_id``).
     ``passthrough`` has the columns that become those of the metadata rows. ``kept`` has the columns whose
     names are reserved: their values go into ``_source``.
+
+    ``unfolds`` is how `Layout` reads the columns in ``fields``; ``texts`` and ``images`` are no columns then.
     """
 
     texts: ItemColumn | None
@@ -87,6 +158,20 @@ class DocumentLayout:
     needs_id: bool
     passthrough: pa.Schema
     kept: pa.Schema
+    unfolds: UnfoldedColumns | None = None
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """Names of the columns that hold the items."""
+        columns = (column.name for column in self.items)
+        return tuple(columns) if self.unfolds is None else tuple(self.unfolds.fields.names)
+
+    @property
+    def image_columns(self) -> tuple[ItemColumn, ...]:
+        """The columns of images, which may have bytes."""
+        if self.unfolds is not None:
+            return self.unfolds.images
+        return () if self.images is None else (self.images,)
 
     def unread_images(self) -> list[str]:
         """Return columns that look like images in the form of Hugging Face, and are passed through."""
@@ -134,6 +219,10 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
                 None,
             )
             texts = None if caption is None else _items(schema, caption, (TEXT,))
+    unfolds = _unfolds(schema, raw, texts, images)
+    if unfolds is not None:
+        texts = ItemColumn("text", pa.string(), True, ())
+        images = ItemColumn("image", pa.large_binary(), True, ())
     is_text = (
         texts is None
         or texts.is_empty
@@ -155,13 +244,16 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
         images = replace(images, position=1)
     sample_id = _sample_id(schema, raw)
     item_columns = {column.name for column in (texts, images) if column is not None}
+    added: tuple[str, ...] = ()
+    if unfolds is not None:
+        item_columns, added = set(unfolds.fields.names), unfolds.item_columns
     is_id = sample_id is not None and _is_string(schema.field(sample_id).type)
     others = [
         field
         for field in schema
         if field.name not in item_columns and not (is_id and field.name == sample_id)
     ]
-    kept = [f for f in others if f.name in (*RESERVED_COLUMNS, SOURCE, sample_id)]
+    kept = [f for f in others if f.name in (*RESERVED_COLUMNS, SOURCE, sample_id, *added)]
     layout = DocumentLayout(
         texts,
         images,
@@ -169,14 +261,32 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
         raw.sample_id_field is not None,
         pa.schema([pa.field(f.name, f.type) for f in others if f not in kept]),
         pa.schema([pa.field(f.name, f.type) for f in kept]),
+        unfolds,
     )
     for field in [
         *layout.kept,
+        *(() if unfolds is None else unfolds.fields),
         *(column.value.field(name) for column in layout.items for name in column.others),
     ]:
         # These columns travel as JSON: `NotEncodable` if their type cannot.
         json_codec.encode(pa.nulls(0, field.type), field)
     return layout
+
+
+def _unfolds(
+    schema: pa.Schema, raw: RawLayout, texts: ItemColumn | None, images: ItemColumn | None
+) -> UnfoldedColumns | None:
+    """Return the columns of a layout of the table; None if texts are read without it, or none is found."""
+    layout = None
+    if not raw.looks:
+        layout = layout_of(raw.document_layout)
+    else:
+        example: dict[str, Any] = {column.name: example_of(column.type) for column in schema}
+        if texts is not None and (not texts.is_list or is_list_of_texts(example, texts.name)):
+            return None
+        reads_images = images is not None and _is_image(images)
+        layout = find_layout(example, raw.texts_field, raw.images_field, reads_images=reads_images)
+    return None if layout is None else UnfoldedColumns.of(layout, schema, raw)
 
 
 def _refuse_repeated(names: list[str]) -> None:
@@ -300,6 +410,14 @@ class Items:
         stored = pc.struct_field(self.values, BYTES) if self.column.has(BYTES) else self.values
         return stored if is_bytes(stored.type) else pa.nulls(len(stored), pa.binary())
 
+    def lacks_bytes(self) -> list[bool]:
+        """Return of each image whether its columns have no place for bytes, at most for a name."""
+        return [self.column.is_name] * len(self)
+
+    def faults(self) -> list[Fault | None]:
+        """Return the faults of images that the document does not even name."""
+        return [None] * len(self)
+
     def others(self) -> list[dict[str, Any]]:
         """Return the other fields of each item that are not null, as JSON values."""
         found: list[dict[str, Any]] = [{} for _ in range(len(self))]
@@ -315,6 +433,86 @@ class Items:
         return pc.struct_field(self.values, name).take(pa.array(self.at))
 
 
+@dataclass(frozen=True)
+class UnfoldedItems(Items):
+    """The texts or the images of a batch that a layout unfolded.
+
+    ``found`` has the items, ``sources`` by row what ``_source`` has of its document, ``refused`` by row why
+    it cannot be unfolded, ``unread`` the types of parts that are neither text nor image.
+    """
+
+    found: Sequence[Item] = ()
+    sources: Mapping[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    refused: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    unread: Mapping[str, None] = dataclasses.field(default_factory=dict)
+
+    def texts(self) -> pa.Array:
+        return pa.array([item.text for item in self.found], pa.string())
+
+    def names(self) -> list[str | None]:
+        return [None if item.image is None else item.image.name for item in self.found]
+
+    def blobs(self) -> pa.Array:
+        """Return the bytes of the images, one value for each; they are copied if their order is another."""
+        numbers = [None if item.image is None else item.image.blob for item in self.found]
+        if numbers == list(range(len(self.values))) and self.values.num_chunks == 1:
+            return self.values.chunk(0)
+        taken = self.values.take(pa.array(numbers, pa.int64()))
+        return taken.combine_chunks() if taken.num_chunks != 1 else taken.chunk(0)
+
+    def lacks_bytes(self) -> list[bool]:
+        return [item.image is None or not item.image.is_stored for item in self.found]
+
+    def faults(self) -> list[Fault | None]:
+        return [item.fault for item in self.found]
+
+    def others(self) -> list[dict[str, Any]]:
+        return [{} for _ in self.found]
+
+
+def _unfolded(
+    layout: DocumentLayout, columns: UnfoldedColumns, documents: pa.RecordBatch
+) -> dict[str, Items]:
+    """Return the items of documents that a layout unfolds."""
+    leaves: list[pa.Array] = []
+    values = []
+    for column in columns.fields:
+        array = numbered(documents.column(column.name), leaves)
+        encoded = json_codec.encode(array, column.with_type(array.type))
+        values.append([value_of(each, column.type) for each in encoded])
+    blobs = pa.chunked_array([leaf.cast(pa.large_binary()) for leaf in leaves], pa.large_binary())
+    found: dict[str, list[Item]] = {"text": [], "image": []}
+    rows: dict[str, list[int]] = {"text": [], "image": []}
+    sources: dict[int, dict[str, Any]] = {}
+    refused: dict[int, str] = {}
+    unread: dict[str, None] = {}
+    for row, cells in enumerate(zip(*values, strict=True)):
+        fields = {
+            name: cell for name, cell in zip(columns.fields.names, cells, strict=True) if cell is not None
+        }
+        try:
+            document = columns.unfold(fields)
+        except UnfoldError as error:
+            refused[row] = str(error)
+            continue
+        if leaves:
+            document.skeleton = with_bytes(document.skeleton, blobs)
+        sources[row] = document.source(columns.layout.name)
+        unread |= document.unread
+        for item in document.items:
+            found[item.modality].append(item)
+            rows[item.modality].append(row)
+    items: dict[str, Items] = {}
+    for column in layout.items:
+        of = found[column.name]
+        positions = np.array([item.position for item in of], np.int64)
+        numbers, at = np.array(rows[column.name], np.int64), np.arange(len(of), dtype=np.int64)
+        items[column.name] = UnfoldedItems(
+            column, numbers, positions, at, blobs, None, of, sources, refused, unread
+        )
+    return items
+
+
 def items_of(column: ItemColumn, values: pa.Array) -> Items:
     """Return the items of a column. Nulls are no items, nor are texts of which all fields are null."""
     if column.is_list:
@@ -328,15 +526,17 @@ def items_of(column: ItemColumn, values: pa.Array) -> Items:
     else:
         lengths, flat = None, values
         rows, positions = np.arange(len(values), dtype=np.int64), np.full(len(values), column.position)
-    is_item = _valid(flat)
+    is_item = validity(flat)
     if column.content_fields == (TEXT,) and pa.types.is_struct(column.value):
-        is_item &= np.logical_or.reduce([_valid(child) for child in flat.flatten()])
+        is_item &= np.logical_or.reduce([validity(child) for child in flat.flatten()])
     at = np.flatnonzero(is_item)
     return Items(column, rows[at], positions[at], at, flat, lengths)
 
 
 def items_in(layout: DocumentLayout, documents: pa.RecordBatch) -> dict[str, Items]:
     """Return the items of some documents by the name of their column, texts first."""
+    if layout.unfolds is not None:
+        return _unfolded(layout, layout.unfolds, documents)
     columns = (column for column in layout.items if not column.is_empty)
     return {column.name: items_of(column, documents.column(column.name)) for column in columns}
 
@@ -372,7 +572,7 @@ def spread_blobs(blobs: pa.Array, at: Numbers, places: Numbers, rows: int) -> pa
     offsets = np.zeros(rows + 1, np.int64)
     offsets[places + 1] = sizes[at]
     is_present = np.zeros(rows, bool)
-    is_present[places] = _valid(blobs)[at]
+    is_present[places] = validity(blobs)[at]
     return blob_array(np.cumsum(offsets) + first, data, is_present.tolist())
 
 
@@ -391,10 +591,6 @@ def _packed(blobs: pa.Array) -> tuple[Numbers, pa.Buffer, int]:
     if not np.array_equal(np.diff(offsets), sizes):  # there are bytes under a null
         return _packed(pc.fill_null(blobs, b""))
     return sizes, blobs.buffers()[2], int(offsets[0])
-
-
-def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    return np.array(array.is_valid().to_numpy(zero_copy_only=False))
 
 
 def _as(array: pa.Array, type_: pa.DataType) -> pa.Array:

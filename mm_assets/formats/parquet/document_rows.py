@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.batching import SampleIds, row_bytes
+from mm_assets.formats.document_layouts import LAYOUT
 from mm_assets.formats.image_places import ImagesElsewhere
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.parquet.document_file import DocumentFile
@@ -22,6 +24,7 @@ from mm_assets.formats.parquet.document_layout import (
     DocumentLayout,
     Items,
     Numbers,
+    UnfoldedItems,
     items_in,
     lengths_beyond,
     spread_blobs,
@@ -40,7 +43,7 @@ from mm_assets.model.errors import (
     Fault,
     oversized_member,
 )
-from mm_assets.model.json_codec import json_field
+from mm_assets.model.json_codec import FieldTally, json_field
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import binary_views, broken_rows
 from mm_assets.model.samples import build_source_ref
@@ -73,7 +76,9 @@ class DocumentScan:
     By row: ``ids``, the number of ``items`` it becomes (metadata included), the number of ``images``, and
     ``is_sound``, True if it can be used. ``losses`` are the items of the others. ``unresolved`` has (sample
     id, position, message) of images that are only names. ``has_source`` is True if any row has content that
-    its items and columns cannot express. ``integers`` tallies the integers of passthrough columns.
+    its items and columns cannot express. ``integers`` tallies the integers of passthrough columns. Of
+    documents that a layout unfolds, ``tallies`` has the kinds of values in the columns of items, ``unread``
+    the types of parts that are neither text nor image.
     """
 
     def __init__(
@@ -106,6 +111,9 @@ class DocumentScan:
         self.losses: list[Loss] = []
         self.unresolved: list[tuple[str, int, str]] = []
         self.has_source = False
+        unfolds = file.layout.unfolds
+        self.tallies = {name: FieldTally() for name in (() if unfolds is None else unfolds.item_columns)}
+        self.unread: dict[str, None] = {}
         self.integers = ColumnIntegers(file.layout.passthrough)
         self._file, self._layout, self._path, self._elsewhere = file, file.layout, path, elsewhere
         self._registry, self._id_prefix, self._row_prefix = ids, id_prefix, row_prefix
@@ -120,7 +128,15 @@ class DocumentScan:
         at = np.array([row for row in range(batch.num_rows) if row not in broken], np.int64)
         readable = batch if not broken else _without(batch, broken)
         stated = dict(zip(at.tolist(), self._stated_ids(readable), strict=True))
-        items = items_in(self._layout, batch)
+        unfolds = self._layout.unfolds is not None
+        # A text that is not UTF-8 cannot be unfolded: such a row counts as one item.
+        items = items_in(self._layout, readable if unfolds else batch)
+        if unfolds and broken:
+            items = {name: replace(found, rows=at[found.rows]) for name, found in items.items()}
+        for found in items.values():
+            if isinstance(found, UnfoldedItems):
+                faults |= {int(at[row]): (BAD_LAYOUT, reason) for row, reason in found.refused.items()}
+                self._tally(found)
         counts = {
             name: np.bincount(column_items.rows, minlength=batch.num_rows)
             for name, column_items in items.items()
@@ -143,6 +159,13 @@ class DocumentScan:
                 listed = {} if row in too_large else items
                 self._refuse(sample_id, first + row, *fault, listed, row, broken.get(row))
         self._update_totals(first, at, readable, items_in(self._layout, readable) if broken else items)
+
+    def _tally(self, items: UnfoldedItems) -> None:
+        self.unread |= items.unread
+        for item in items.found:
+            for name, value in item.columns.items():
+                if name in self.tallies:
+                    self.tallies[name].observe(value)
 
     def _stated_ids(self, batch: pa.RecordBatch) -> list[str | None]:
         name = self._layout.sample_id
@@ -254,20 +277,24 @@ class DocumentScan:
             needs = needs or (bool(column_items.column.others) and any(column_items.others()))
             if column_items.column != self._layout.images:
                 continue
-            names = column_items.names()
-            needs = needs or any(name is not None for name in names)
-            if column_items.column.is_name:
-                for row, position, name in zip(
-                    (first + at[column_items.rows]).tolist(),
-                    column_items.positions.tolist(),
-                    names,
-                    strict=True,
-                ):
-                    image = Row(position, "image")
+            needs = needs or any(name is not None for name in column_items.names())
+            lacking = column_items.lacks_bytes()
+            if not any(lacking):
+                continue
+            for row, position, name, fault, lacks in zip(
+                (first + at[column_items.rows]).tolist(),
+                column_items.positions.tolist(),
+                column_items.names(),
+                column_items.faults(),
+                lacking,
+                strict=True,
+            ):
+                image = Row(position, "image", error=fault)
+                if lacks:
                     _name_only(image, name, self._elsewhere)
-                    if self.is_sound[row] and image.error is not None:
-                        self.unresolved.append((self.ids[row], position, image.error.message))
-        self.has_source = self.has_source or needs
+                if self.is_sound[row] and image.error is not None:
+                    self.unresolved.append((self.ids[row], position, image.error.message))
+        self.has_source = self.has_source or needs or self._layout.unfolds is not None
 
 
 def _without(batch: pa.RecordBatch, rows: Collection[int]) -> pa.RecordBatch:
@@ -347,12 +374,20 @@ def build_rows(
             places = np.array([at for at, row in enumerate(rows) if row.modality == "image"], np.int64)
             images = _inspected(items, rows_of[name], max_image_bytes, elsewhere)
             blobs = spread_blobs(images, items.at, places, len(rows))
-        elif items.column.is_name:
-            for item, token in zip(rows_of[name], items.names(), strict=True):
-                _name_only(item, token, elsewhere)
+        else:
+            known = zip(rows_of[name], items.names(), items.faults(), items.lacks_bytes(), strict=True)
+            for item, token, item.error, lacks in known:
+                if lacks:
+                    _name_only(item, token, elsewhere)
+        if isinstance(items, UnfoldedItems):
+            for row, unfolded in zip(rows_of[name], items.found, strict=True):
+                row.extras |= unfolded.columns
     if SOURCE in requested:
         _keep_residues(documents, layout, samples, found, rows_of)
-    built = build_table(samples, blobs, pa.schema([json_field(SOURCE)]), requested)
+    extras = [json_field(SOURCE)]
+    if layout.unfolds is not None:
+        extras += [field for field in schema if field.name in layout.unfolds.item_columns]
+    built = build_table(samples, blobs, pa.schema(extras), requested)
     is_metadata = np.array([row.modality == "metadata" for row in rows], bool)
     at = pa.array(np.cumsum(is_metadata) - 1, mask=~is_metadata)
     arrays = [
@@ -365,7 +400,9 @@ def build_rows(
 
 
 def _name_only(row: Row, name: str | None, elsewhere: ImagesElsewhere | None) -> None:
-    """Give a row of an image without bytes its place elsewhere, or its fault."""
+    """Give a row of an image without bytes its place elsewhere, or its fault, if it has none yet."""
+    if row.error is not None:
+        return
     if name is None or elsewhere is None:
         row.error = no_bytes(name)
     else:
@@ -379,9 +416,11 @@ def _inspected(
     blobs = images.blobs()
     views = binary_views(blobs)
     is_oversized = np.zeros(len(blobs), bool)
-    for row, at, token in zip(rows, images.at.tolist(), images.names(), strict=True):
+    known = zip(rows, images.at.tolist(), images.names(), images.faults(), strict=True)
+    for row, at, token, fault in known:
         view = views[at]
         if view is None:
+            row.error = fault
             _name_only(row, token, elsewhere)
         elif len(view) > max_bytes:
             row.error = oversized_member(images.column.place(row.position), len(view), max_bytes)
@@ -412,6 +451,10 @@ def _keep_residues(
             if value is not None:
                 residue = sample.rows[0].extras.setdefault(SOURCE, {})
                 residue.setdefault("fields", {})[field.name] = value
+    for items in found.values():
+        for document, source in items.sources.items() if isinstance(items, UnfoldedItems) else ():
+            stated = {} if layout.sample_id is None else {"id": layout.sample_id}
+            samples[document].rows[0].extras.setdefault(SOURCE, {})[LAYOUT] = {**source, **stated}
     for name, items in found.items():
         tokens = items.names() if items.column == layout.images else [None] * len(items)
         for row, token, fields in zip(rows_of[name], tokens, items.others(), strict=True):

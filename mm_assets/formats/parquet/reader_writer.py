@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.batching import SampleIds, cut_by_bytes
+from mm_assets.formats.document_layouts import described
 from mm_assets.formats.image_places import ImagesElsewhere, reading_roots
 from mm_assets.formats.names import PARQUET_SUFFIXES
 from mm_assets.formats.parquet.document_file import DocumentFile
@@ -32,6 +33,7 @@ from mm_assets.formats.parquet.items import PER_READ, ParquetSource, Quarantinin
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, FileSurvey, InterleavedReader, SurveyedSample
 from mm_assets.formats.reports import CONTENT, content_columns
+from mm_assets.formats.reports import DOCUMENTS as LAYOUT_OF_DOCUMENTS
 from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, SOURCE, TEXTS, RawLayout
 from mm_assets.formats.webdataset.rows import width
 from mm_assets.formats.writer import InterleavedWriter, Sink
@@ -71,7 +73,11 @@ class DocumentSource(FileSource):
         self._elsewhere = elsewhere
         self._scan = DocumentScan(file, path, ids, id_prefix, row_prefix, elsewhere)
         passthrough = pa.schema(
-            [*file.layout.passthrough, *([json_field(SOURCE)] if self._scan.has_source else [])]
+            [
+                *file.layout.passthrough,
+                *(tally.field(name) for name, tally in self._scan.tallies.items()),
+                *([json_field(SOURCE)] if self._scan.has_source else []),
+            ]
         )
         lost = sum(loss.is_item for loss in self._scan.losses)
         kept = sum(
@@ -80,6 +86,8 @@ class DocumentSource(FileSource):
         super().__init__(uri, canonical_schema(pa.schema([*INTERLEAVED_SCHEMA, *passthrough])), kept + lost)
         self.losses = self._scan.losses
         self.notes |= {"nbytes": file.nbytes, "of_others": True}
+        if (unfolds := file.layout.unfolds) is not None:
+            self.notes[LAYOUT_OF_DOCUMENTS] = described(unfolds.layout, self._scan.unread)
         self.notes[CONTENT] = content_columns([*file.layout.passthrough, *file.layout.kept], {})
 
     def survey(self) -> FileSurvey:
@@ -98,6 +106,7 @@ class DocumentSource(FileSource):
             declared_ints=scan.integers.tallies,
             content=self.notes[CONTENT],
             has_pairs=self._file.layout.has_pairs,
+            documents="" if self._file.layout.unfolds is None else self._file.layout.unfolds.layout.name,
             members=self._file.rows,
             nbytes=self._file.nbytes,
         )
@@ -112,7 +121,7 @@ class DocumentSource(FileSource):
         layout = self._file.layout
         schema = pa.schema([field for field in self.schema if field.name in columns])
         with_bytes = "binary_content" in columns
-        names = [column.name for column in layout.items]
+        names = list(layout.content)
         names += [field.name for field in layout.passthrough if field.name in columns]
         names += [field.name for field in layout.kept if SOURCE in columns]
         limit = self._max_image_bytes if with_bytes else None

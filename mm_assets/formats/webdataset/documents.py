@@ -14,6 +14,7 @@ from typing import Any
 from mm_assets.formats.document_layouts import (
     LAYOUT,
     Layout,
+    described,
     find_layout,
     is_list_of_texts,
     layout_of,
@@ -232,12 +233,7 @@ class Mint1tDecoder:
     @property
     def described(self) -> str:
         """The layout of the documents in words; empty if it is none of the table."""
-        if self.documents is None:
-            return ""
-        kept = ", ".join(map(repr, list(self.unread_parts)[:_KINDS_NAMED]))
-        return self.documents.name + (
-            f"; not read, but kept in {SOURCE}: parts of type {kept}" if kept else ""
-        )
+        return "" if self.documents is None else described(self.documents, self.unread_parts)
 
     def own_images(self, key: str) -> Sequence[str]:
         """Return the names of the images of a key (``key.jpg``, ``key.0.jpg``), in order of their numbers."""
@@ -528,7 +524,6 @@ class Mint1tDecoder:
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 _NO_COLUMNS = frozenset((*RESERVED_COLUMNS, SOURCE))
-_KINDS_NAMED = 5
 
 
 def _keys_of(name: str) -> list[str]:

@@ -236,8 +236,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "column 'images' is of a kind that is not read, list<element: float>: images are lists of",
     ),
     "structs without content": (
-        {"images": (pa.list_(pa.struct([("url", pa.string())])), [[None]])},
-        "column 'images' is of a kind that is not read, list<element: struct<url",
+        {"images": (pa.list_(pa.struct([("sha", pa.string())])), [[None]])},
+        "column 'images' is of a kind that is not read, list<element: struct<sha",
     ),
     "a text alone": ({"text": (pa.string(), ["t"])}, "not interleaved data: it has columns text: string"),
     "columns without end": (
