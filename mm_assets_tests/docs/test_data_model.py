@@ -34,8 +34,8 @@ def tables(heading: str) -> list[Columns]:
     for line in section.splitlines():
         if re.match(r"\| (column|key)( of `\w+`)? \| type \|", line):
             found.append({})
-        elif row := re.match(r"\| `(\w+)` \| ([^|]+) \|", line):
-            found[-1][row[1]] = row[2].strip()
+        elif row := re.match(r"\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", line):  # one name, or several of a type
+            found[-1].update(dict.fromkeys(re.findall(r"\w+", row[1]), row[2].strip()))
     return found
 
 
