@@ -156,7 +156,12 @@ class Conversion:
     @property
     def place(self) -> str:
         """What it reads first: warnings and errors name that."""
-        return output_of(self.partition.files[0])
+        return output_of(self.sources[0]) if self.sources else self.partition.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files that it reads; none where code gives the rows."""
+        return self.reader.sources(self.partition)
 
     def run(self, before_publish: Callable[[PartitionReport], None] | None = None) -> PartitionReport:
         """Read, transform, write and publish the partition.
