@@ -2,7 +2,6 @@
 
 * `read` makes a `Dataset` of files. It is lazy: steps are noted, and applied where rows are asked for.
 * `DatasetConversion` converts each partition in a worker, for `Dataset.write` and ``mm-assets convert``.
-* Losses: lists of all lost items beside the output (`publish_lists`).
 * `resolve_duplicates`: sample ids are unique in the output. The first partition keeps an id, others
   quarantine theirs. The graph resolves the same among all shards that ever existed
   (`mm_assets.accounting.sample_ids`), from surveys and published outputs, and a published shard comes before
@@ -23,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.ledger import items_table, publish_losses
+from mm_assets.accounting.ledger import lists_folder, publish_lists
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.registry import (
@@ -35,12 +34,13 @@ from mm_assets.filters.registry import (
     settings_of,
     with_preset,
 )
-from mm_assets.formats.names import SHOWN, format_by_suffix, format_of, output_of, partition_filename
-from mm_assets.formats.partitions import Partition
-from mm_assets.formats.raw_shards import location_of
+from mm_assets.formats.names import SHOWN, format_by_suffix, format_of, output_of
+from mm_assets.formats.partitions import Partition, root_of_locations
+from mm_assets.formats.raw_shards import RawLocations, location_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import (
     DEFAULT_BATCH_BYTES,
+    SUFFIXES,
     Conversion,
     detect_format,
     other_formats,
@@ -68,18 +68,18 @@ from mm_assets.model.schema import align_table, canonical_schema, unify_schemas
 from mm_assets.plugins import load_plugins
 from mm_assets.pool.workers import WorkerFailure, WorkerPool, available_cores
 from mm_assets.settings import Settings
+from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import error_line, located, readable_store_errors
 from mm_assets.storage.files import (
     is_remote,
-    join,
     local_path,
     no_empty_folders,
     refuse_unwritable,
     sweep,
     sweep_output,
 )
-from mm_assets.storage.listing import LEDGER_BESIDE, Paths
-from mm_assets.storage.stamps import Note, existing_files
+from mm_assets.storage.listing import Paths
+from mm_assets.storage.stamps import Note
 from mm_assets.terminal import Progress
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Dataset:
         for source in self.reader.file_paths:
             refuse_nested(source, target)
         with no_empty_folders(os.path.dirname(target) if format_of(kind).has(target) else target):
-            writer = writer_for(kind, target, **options)
+            writer = writer_for(kind, target, **{"roots": self.reader.roots, **options})
             conversion = DatasetConversion(self.reader, writer, (ReadableImages(), *self.steps))
             converted = conversion.run(kind, workers, max_loss)
         if converted.failures:
@@ -305,18 +305,25 @@ def read(source: Paths | InterleavedReader, **options: Any) -> Dataset:
             raise TypeError(f"read(): a reader has its options already: {first_and_more(list(options))}")
         return Dataset(source)
     given = [source] if isinstance(source, str | os.PathLike) else list(source)
-    places = [_place_of(os.fspath(place)) for place in given]
+    places = [location_of(os.fspath(place)) for place in given]
     kinds = sorted({detect_format(place, options.get("storage_options")) for place in places})
     if len(kinds) != 1:
         raise ValueError(f"read(): {first_and_more(places)}: {' and '.join(kinds) or 'no location'}")
-    arguments = {"max_batch_bytes": DEFAULT_BATCH_BYTES, **options}
-    return Dataset(reader_for(kinds[0], places[0] if len(places) == 1 else places, **arguments))
+    return Dataset(reader_for(kinds[0], places, **{**arguments_of(kinds[0], places), **options}))
 
 
-def _place_of(item: str) -> str:
-    """Return a location as it is given; that of PDFs and plugins as the URL of the tars made of them."""
-    found = location_of(item)
-    return found if is_remote(found) else item
+def arguments_of(kind: str, places: Sequence[str]) -> dict[str, Any]:
+    """Return arguments of a reader of files: the size of its batches, and where locators may point.
+
+    That is into these files' folder, or where the raw shards of the graph are. Local documents of others are
+    located relative to the folder, so that no path of this machine leaks.
+    """
+    root = root_of_locations(places, SUFFIXES)
+    roots = [*RawLocations(given_settings().get("MM_RAW_SHARDS", "")).roots(), root]
+    found: dict[str, Any] = {"max_batch_bytes": DEFAULT_BATCH_BYTES, "roots": roots}
+    if format_of(kind).raw_options:
+        found["relative_to"] = None if is_remote(places[0]) else root
+    return found
 
 
 class PartitionsFailed(MmAssetsError, ValueError):
@@ -464,28 +471,6 @@ def _refuse_overwriting(conversions: list[Any]) -> None:
         output = conversion.writer.uri_of(conversion.partition.name)
         if os.path.realpath(output) in inputs:
             raise ValueError(f"{output}: the output would overwrite the input; name another folder")
-
-
-def lists_folder(writer: InterleavedWriter) -> str:
-    """Return the folder of the lists: beside the data, where readers ignore it."""
-    any_output = writer.uri_of("any")  # all lie in one folder
-    return join(os.path.dirname(any_output) or ".", LEDGER_BESIDE)
-
-
-def publish_lists(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> None:
-    """Publish a list of lost items per partition, in the columns of the ledger.
-
-    For a partition without losses the list of an earlier conversion is removed.
-    """
-    reports_of: dict[str, PartitionReport] = {}
-    for report in reports:
-        output = os.path.basename(writer.uri_of(report.partition)).removesuffix(writer.suffix)
-        name = output if writer.is_single_file else partition_filename(report.partition)
-        reports_of[join(lists_folder(writer), f"{name}.parquet")] = report
-    earlier = existing_files(uri for uri, report in reports_of.items() if not report.losses)
-    for uri, report in reports_of.items():
-        if report.losses or uri in earlier:
-            publish_losses(uri, items_table("convert", report.partition, report.losses))
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,8 @@ def run_convert(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from mm_assets.dataset import DatasetConversion, lists_folder
+    from mm_assets.accounting.ledger import lists_folder
+    from mm_assets.dataset import DatasetConversion
     from mm_assets.storage.errors import located
 
     started = time.monotonic()
@@ -231,43 +232,23 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
-    from mm_assets.dataset import refuse_nested
+    from mm_assets.dataset import arguments_of, refuse_nested
     from mm_assets.filters.readable import ReadableImages
-    from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.raw_shards import location_of
-    from mm_assets.formats.registry import (
-        DEFAULT_BATCH_BYTES,
-        SUFFIXES,
-        detect_format,
-        reader_for,
-        writer_for,
-    )
-    from mm_assets.storage.files import is_remote
+    from mm_assets.formats.registry import detect_format, reader_for, writer_for
 
     source = location_of(options.src)
     refuse_nested(source, options.dst)
     kind = detect_format(source)
     refuse_inapplicable_flags(options, kind, source)
-    root = root_of_locations([source], SUFFIXES)
-    roots = [
-        *_raw_roots(),
-        root,
-    ]  # relative locators are below the first: the raw root where one is configured
-    arguments: dict[str, Any] = {
-        "fields": options.fields,
-        "max_batch_bytes": options.max_batch_bytes or DEFAULT_BATCH_BYTES,
-        "roots": roots,
-        "materialize": True,
-    }
+    arguments = {**arguments_of(kind, [source]), "fields": options.fields, "materialize": True}
+    if options.max_batch_bytes:
+        arguments["max_batch_bytes"] = options.max_batch_bytes
     if layout := layout_of(options, kind, source):
         # A first pass over the rows of a sound file would only cost time.
         is_sound = format_of(kind).quarantine_rereads and is_ours(kind, source)
         quarantine_errors = options.on_materialize_error != "error" and not is_sound
-        arguments |= {
-            "relative_to": None if is_remote(source) else root,
-            "quarantine_errors": quarantine_errors,
-            **layout,
-        }
+        arguments |= {"quarantine_errors": quarantine_errors, **layout}
     reader = reader_for(kind, source, **arguments)
     if options.layout is not None and options.to != "jsonl":
         raise ValueError(f"--layout is for --to jsonl, not for {options.to}")
@@ -276,16 +257,8 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         options.dst,
         **({} if options.layout is None else {"layout": options.layout}),
         on_materialize_error=options.on_materialize_error,
-        roots=roots,
+        roots=arguments["roots"],
         mode=options.mode,
     )
     chain = chain_asked_for(options)
     return reader, writer, [ReadableImages(), *([chain] if chain is not None else [])]
-
-
-def _raw_roots() -> list[str]:
-    """Return the folders of the configured raw shards: locators of curated data may refer to them."""
-    from mm_assets.formats.raw_shards import RawLocations
-    from mm_assets.settings_file import given_settings
-
-    return RawLocations(given_settings().get("MM_RAW_SHARDS", "")).roots()

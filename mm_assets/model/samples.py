@@ -105,7 +105,7 @@ def rows_html(table: pa.Table) -> str:
     """Return the first rows of a table for a notebook: of bytes their number, of texts their beginning."""
     first = table.slice(0, _SHOWN_ROWS)
     columns = [[_shown(value.as_py()) for value in column] for column in first.columns]
-    more = f"<p>… and {counted(table.num_rows - _SHOWN_ROWS, 'row')} more</p>"
+    more = f"<p>… and {counted(table.num_rows - _SHOWN_ROWS, 'more row')}</p>"
     rows = html_table(table.column_names, zip(*columns, strict=True))
     return rows + (more if table.num_rows > _SHOWN_ROWS else "")
 
