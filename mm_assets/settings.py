@@ -418,7 +418,7 @@ class Settings:
         (), owners, "owners of the assets in the UI: e-mail addresses, and teams as in team:data"
     )
     plugins: tuple[str, ...] = _setting(
-        (), names, "modules with filters, measures, checks and sources of your own"
+        (), names, "modules with filters, measures, checks, sources of your own"
     )
     scores: tuple[str, ...] = _setting(
         (), names, "scores that are measured although no filter looks at them: sharpness, sha256 …", "filters"

@@ -137,13 +137,14 @@ def convert_arguments(commands: Any) -> None:
         help=f"file, folder, glob, brace list or URL of {TITLES} data",
     )
     parser.add_argument("dst", type=location, help="folder for the output")
-    parser.add_argument(
+    to = parser.add_argument(
         "--to",
         required=True,
         type=_format,
         metavar="FORMAT",
         help=f"format of the output: {', '.join(FORMATS)}",
     )
+    to.completions = FORMATS  # type: ignore[attr-defined]  # for a shell
     parser.add_argument(
         "--layout",
         choices=tuple(layout.name for layout in LAYOUTS),

@@ -107,11 +107,12 @@ JOB = "all_assets"
 _NAMED = 5  # shards in a line
 
 
-def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
+def run_graph(request: MakeRequest, is_dry: bool = False, log_level: str = "critical") -> int:
     """Make what is asked for in runs of neighbouring shards, and print problems, a table and the proof.
 
     Args:
         is_dry: print what would be made, and why, and make nothing.
+        log_level: least level of Dagster's events that are printed.
 
     Returns:
         The exit code: 0 if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven.
@@ -155,7 +156,7 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
                 return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         job = definitions.resolve_job_def(JOB)
-        code = _make(instance, job, selection, raw.locations, settings.max_loss)
+        code = _make(instance, job, selection, raw.locations, settings.max_loss, log_level)
         if code != INTERRUPTED:
             report_inventory(instance, definitions.resolve_asset_graph(), listing)
         if is_whole and code == 0:
@@ -217,7 +218,12 @@ def find_status() -> tuple[Status, Outlook]:
 
 
 def _make(
-    instance: dg.DagsterInstance, job: dg.JobDefinition, selection: Selection, locations: str, max_loss: float
+    instance: dg.DagsterInstance,
+    job: dg.JobDefinition,
+    selection: Selection,
+    locations: str,
+    max_loss: float,
+    log_level: str,
 ) -> int:
     started = time.monotonic()
     order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
@@ -230,7 +236,7 @@ def _make(
                 tags = {**_range(keys), **process, STARTED_BY: "mm-assets run"}
                 run_id = str(uuid4())
                 progress.follow(instance, run_id, len(keys))
-                result = _execute(instance, job, tags, group, run_id)
+                result = _execute(instance, job, tags, group, run_id, log_level)
             except dg.DagsterExecutionInterruptedError:
                 return interrupted()
             if was_interrupted(result):
@@ -264,6 +270,7 @@ def _execute(
     tags: dict[str, str],
     assets: Sequence[dg.AssetKey] | None = None,
     run_id: str | None = None,
+    log_level: str = "critical",
 ) -> dg.ExecuteInProcessResult:
     return job.execute_in_process(
         instance=instance,
@@ -271,7 +278,7 @@ def _execute(
         tags=tags,
         asset_selection=assets,
         raise_on_error=False,
-        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        run_config={"loggers": {"console": {"config": {"log_level": log_level.upper()}}}},
     )
 
 
