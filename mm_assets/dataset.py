@@ -225,8 +225,13 @@ class Dataset:
     def to_pandas(
         self, columns: Sequence[str] | None = None, max_bytes: int = _MOST_BYTES
     ) -> pandas.DataFrame:
-        """Return all rows as a pandas table; see `to_table`."""
-        return self.to_table(columns, max_bytes).to_pandas()
+        """Return all rows as a pandas table, integers and booleans as its nullable ones; see `to_table`."""
+        import pandas
+
+        names = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+        exact: dict[str, Any] = {name.lower(): pandas.api.types.pandas_dtype(name) for name in names}
+        exact["bool"] = pandas.BooleanDtype()
+        return self.to_table(columns, max_bytes).to_pandas(types_mapper=lambda kind: exact.get(str(kind)))
 
     def to_polars(
         self, columns: Sequence[str] | None = None, max_bytes: int = _MOST_BYTES

@@ -119,7 +119,7 @@ def test_documents_of_a_module_are_raw_shards(tmp_path: Path) -> None:
     page = (GUIDES / "best_practices.md").read_text()
     (code,) = (block for block in _blocks("best_practices.md", "python") if "SOURCES" in block)
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
-    assert "Put this into `my_books.py`" in page
+    assert "put this into `my_books.py`" in page
     (tmp_path / "my_books.py").write_text(code)
     (tmp_path / "dagster.yaml").write_bytes((REPOSITORY / "dagster.yaml").read_bytes())
     (tmp_path / "books").mkdir()
