@@ -23,11 +23,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Union
 import pyarrow as pa
 import xxhash
 
+from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.images.decode import lossless_file
 from mm_assets.formats.images.headers import sniff
 from mm_assets.formats.names import sample_key
 from mm_assets.formats.partitions import Partition, parse_bytes
+from mm_assets.formats.reader import FileSource
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES
+from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.layout import (
     IMAGES,
@@ -45,6 +48,8 @@ from mm_assets.formats.webdataset.layout import (
     native_payload,
 )
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+from mm_assets.formats.webdataset.rows import Sample
+from mm_assets.formats.webdataset.samples import TarSamples
 from mm_assets.formats.webdataset.virtual_tars import VirtualTars, refusal, version_info
 from mm_assets.model import json_codec
 from mm_assets.model.errors import (
@@ -414,15 +419,25 @@ class DocumentReader(InterleavedWebdatasetReader):
             if tar is not None:
                 tar.abort()
 
+    def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
+        return self._opened(uri, partition, ids, _SpooledSamples)
+
     def _batches(self, partition: Partition, stream: BatchStream) -> Iterator[InterleavedBatch]:
         for batch in super()._batches(partition, stream):
-            at = batch.data.schema.get_field_index("source_ref")
-            places = pa.nulls(batch.num_rows, pa.string())
-            table = batch.data if at < 0 else batch.data.set_column(at, batch.data.schema.field(at), places)
-            yield InterleavedBatch(table, (), partition.name)
+            yield InterleavedBatch(batch.data, (), partition.name)
         for file in partition.files:
             if file in stream.notes:
                 stream.notes[partition.name] = stream.notes.pop(file)
+
+
+class _SpooledSamples(TarSamples):
+    """Samples of a spooled tar. Rows have no locator: the tar goes."""
+
+    def decode(self, member: Member) -> Sample:
+        sample = super().decode(member)
+        for row in sample.rows:
+            row.source_ref = None
+        return sample
 
 
 def _remove(folder: str, process: int) -> None:

@@ -69,6 +69,10 @@ def test_each_item_is_a_row_at_its_position(tmp_path: Path) -> None:
         "text/plain",
     ]
     assert {row["source_ref"] for row in rows} == {None}
+    reader = documents([("a", ["x", png()])])
+    (partition,) = reader.partitions()
+    for table in reader.project(partition, ["source_ref"])[1]:  # nothing names the spool
+        assert table.column("source_ref").null_count == 3
 
 
 def test_tuples_and_mappings_are_documents() -> None:
