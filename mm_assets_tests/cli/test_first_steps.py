@@ -51,7 +51,7 @@ def completions(typed: str, folder: Path) -> list[str]:
         ("mm-assets in", ["inspect", "init"]),
         ("mm-assets convert a b --to ", list(FORMATS)),
         ("mm-assets convert --to web", ["webdataset"]),
-        ("mm-assets convert a --min-w", ["--min-words"]),
+        ("mm-assets convert a --dry", ["--dry-run"]),
         ("mm-assets run --log-level ", list(LOG_LEVELS)),
         ("mm-assets completion ", ["bash", "zsh", "fish", "--help"]),
         ("mm-assets alerts t", ["test"]),
