@@ -36,13 +36,13 @@ def convert(
     source: str, target: str, files: Sequence[str], output: str, is_filtered: bool = True
 ) -> list[PartitionReport]:
     """Plan, convert one partition after the other, finish."""
-    from mm_assets.cli import convert as losses
+    from mm_assets.accounting.ledger import publish_lists
 
     conversions = plan(source, target, files, output, is_filtered)
     reports = [conversion.run() for conversion in conversions]
     writer: InterleavedWriter = conversions[0].writer
     writer.finish(reports)
-    losses.publish(writer, reports)
+    publish_lists(writer, reports)
     return reports
 
 

@@ -1,4 +1,4 @@
-"""Extension interface: what filters, scores, checks and formats of your own import (docs/guides).
+"""Extension interface: what filters, scores, checks, sources and formats of your own import (docs/guides).
 
 Everything else inside `mm_assets` may move between releases; `mm_assets` and this module do not.
 """
@@ -12,6 +12,7 @@ from mm_assets.filters.measure import ImageContent, ImageMeasure, SampleMeasure
 from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.formats.batching import cut_by_bytes
+from mm_assets.formats.document_tars import Document, DocumentSource
 from mm_assets.formats.names import DOCUMENT_OPTIONS, MEMBER_OPTIONS, Format
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader
@@ -29,6 +30,8 @@ __all__ = [
     "AspectRatioFilter",
     "CanonicalLocation",
     "Check",
+    "Document",
+    "DocumentSource",
     "FileSource",
     "FilterSettingError",
     "Format",

@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mm_assets.dataset import Dataset as Dataset
+    from mm_assets.dataset import PartitionsFailed as PartitionsFailed
+    from mm_assets.dataset import read as read
     from mm_assets.formats.arrow_cache.build import write_sharded_arrow_cache as write_sharded_arrow_cache
     from mm_assets.formats.arrow_cache.features import Array3D as Array3D
     from mm_assets.formats.arrow_cache.features import ClassLabel as ClassLabel
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from mm_assets.formats.arrow_cache.read import ArrowCache as ArrowCache
     from mm_assets.formats.arrow_cache.read import InterleavedArrowDataset as InterleavedArrowDataset
     from mm_assets.formats.arrow_cache.read import read_shard as read_shard
+    from mm_assets.formats.document_tars import Document as Document
+    from mm_assets.formats.document_tars import DocumentSource as DocumentSource
+    from mm_assets.formats.document_tars import documents as documents
     from mm_assets.formats.jsonl import InterleavedJsonlReader as InterleavedJsonlReader
     from mm_assets.formats.jsonl import InterleavedJsonlWriter as InterleavedJsonlWriter
     from mm_assets.formats.lance.reader_writer import InterleavedLanceReader as InterleavedLanceReader
@@ -70,6 +76,9 @@ MODULES = {
     "ArrowCache": "mm_assets.formats.arrow_cache.read",
     "ClassLabel": "mm_assets.formats.arrow_cache.features",
     "DataError": "mm_assets.model.errors",
+    "Dataset": "mm_assets.dataset",
+    "Document": "mm_assets.formats.document_tars",
+    "DocumentSource": "mm_assets.formats.document_tars",
     "Features": "mm_assets.formats.arrow_cache.features",
     "INTERLEAVED_SCHEMA": "mm_assets.model.schema",
     "Image": "mm_assets.formats.arrow_cache.features",
@@ -94,6 +103,7 @@ MODULES = {
     "PairedShardList": "mm_assets.formats.paired.join",
     "PairedTarExpander": "mm_assets.formats.paired.dataset",
     "PartitionReport": "mm_assets.formats.reports",
+    "PartitionsFailed": "mm_assets.dataset",
     "RESERVED_COLUMNS": "mm_assets.model.schema",
     "SchemaMismatch": "mm_assets.model.schema",
     "Sequence": "mm_assets.formats.arrow_cache.features",
@@ -109,9 +119,11 @@ MODULES = {
     "build_source_ref": "mm_assets.model.samples",
     "cache_fingerprint": "mm_assets.formats.arrow_cache.features",
     "decode_example": "mm_assets.formats.arrow_cache.features",
+    "documents": "mm_assets.formats.document_tars",
     "encode_example": "mm_assets.formats.arrow_cache.features",
     "materialize": "mm_assets.formats.materialize",
     "parse_source_ref": "mm_assets.model.samples",
+    "read": "mm_assets.dataset",
     "read_shard": "mm_assets.formats.arrow_cache.read",
     "read_sharded_cache_meta": "mm_assets.formats.arrow_cache.files",
     "reconcile_schema": "mm_assets.model.schema",

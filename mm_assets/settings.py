@@ -417,7 +417,9 @@ class Settings:
     owners: tuple[str, ...] = _setting(
         (), owners, "owners of the assets in the UI: e-mail addresses, and teams as in team:data"
     )
-    plugins: tuple[str, ...] = _setting((), names, "modules with filters, measures and checks of your own")
+    plugins: tuple[str, ...] = _setting(
+        (), names, "modules with filters, measures, checks, sources of your own"
+    )
     scores: tuple[str, ...] = _setting(
         (), names, "scores that are measured although no filter looks at them: sharpness, sha256 …", "filters"
     )

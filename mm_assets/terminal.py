@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from collections.abc import Callable
-from typing import TextIO
+from types import TracebackType
+from typing import Any, TextIO
 
 from mm_assets.model.errors import explained, on_screen, show_warnings_as_lines, write_line
 from mm_assets.storage.errors import error_line, is_of_store, located, place_of
@@ -71,12 +73,21 @@ def fail(line: str) -> None:
     write_line(f"mm-assets: {line}")
 
 
+def _notebook() -> Any:
+    """Return what displays in a notebook; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    return ipython.display if is_notebook and ipython is not None else None
+
+
 class ProgressLine:
-    """Line with a bar on stderr, drawn over itself; silent where stderr is no terminal."""
+    """Line with a bar on stderr, drawn over itself, or in a notebook; silent where there is neither."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self.is_shown = sys.stderr.isatty()
+        self._notebook = _notebook()
+        self._shown: Any = None  # what the notebook shows
+        self.is_shown = sys.stderr.isatty() and self._notebook is None
         # The terminal itself: Dagster leads stderr into a file while a step is executed.
         self._terminal = os.dup(sys.stderr.fileno()) if self.is_shown else None
         self._line = ""
@@ -85,13 +96,22 @@ class ProgressLine:
 
     def show(self, done: int, text: str) -> None:
         """Draw the line, cut to the width of the terminal: a longer one could not be drawn over."""
-        if self._terminal is None:
+        if self._terminal is None and self._notebook is None:
             return
         filled = _BAR * done // max(self._total, 1)
         line = f"[{'#' * filled}{'-' * (_BAR - filled)}] {text}"
+        if self._terminal is None:
+            self._show_in_notebook(line)
+            return
         columns = os.get_terminal_size(self._terminal).columns or 80
         self._line = line[: columns - 1]
         self.redraw()
+
+    def _show_in_notebook(self, line: str) -> None:
+        if self._shown is None:
+            self._shown = self._notebook.display({"text/plain": line}, raw=True, display_id=True)
+        else:
+            self._shown.update({"text/plain": line}, raw=True)
 
     def redraw(self) -> None:
         """Draw the line again, after it was removed."""
@@ -116,6 +136,40 @@ class ProgressLine:
     def _draw(self, line: str) -> None:
         if self._terminal is not None:
             os.write(self._terminal, f"\r{line}\x1b[K".encode(errors="backslashreplace"))
+
+
+class Progress:
+    """Progress line on stderr, if that is a terminal: partitions, samples, rate, bytes, time left."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._line = ProgressLine(total)
+        self._done = self._samples = self._bytes = 0
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._show()
+        return self
+
+    def add(self, samples: int, nbytes: int) -> None:
+        """Count one more finished partition."""
+        self._done += 1
+        self._samples += samples
+        self._bytes += nbytes
+        self._show()
+
+    def _show(self) -> None:
+        seconds = time.monotonic() - self._started
+        parts = [f"{self._done}/{self._total} partitions", f"{self._samples} samples"]
+        if self._done:
+            parts.append(f"{self._samples / max(seconds, 0.001):.0f} samples/s")
+        parts += [f"{self._bytes / 1e6:.0f} MB", f"{seconds:.0f} s"]
+        if self._done:
+            parts.append(f"{seconds / self._done * (self._total - self._done):.0f} s left")
+        self._line.show(self._done, ", ".join(parts))
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._line.end(is_kept=True)
 
 
 def printable(text: str) -> str:

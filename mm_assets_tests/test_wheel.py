@@ -152,10 +152,23 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, sdist: Path) 
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "mm_assets").rglob("*.py")}
     metadata = {name for name in names if name.startswith(f"mm_assets-{__version__}.dist-info/")}
-    assert names - metadata == sources | {"mm_assets/py.typed", "mm_assets/headless/dagster.yaml"}
+    examples = {f"mm_assets/{path.relative_to(ROOT)}" for path in _examples()}
+    data = {"mm_assets/py.typed", "mm_assets/headless/dagster.yaml", *examples}
+    assert names - metadata == sources | data
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     assert sources | {"mm_assets/py.typed", "README.md", "LICENSE", "pyproject.toml"} <= packed
+
+
+def _examples() -> list[Path]:
+    return sorted(path for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb"))
+
+
+def test_the_examples_are_in_it(python: Path, folder: Path) -> None:
+    told = run(python.with_name("mm-assets"), "examples", "copied", folder=folder).stdout.splitlines()
+    assert told == [f"copied/{path.name}" for path in _examples()]
+    for path in _examples():
+        assert (folder / "copied" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_editors_see_types_in_the_environment_that_make_builds(sdist: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def warm_workers(*, apart: bool = False) -> Iterator[None]:
             known = (processes, time_limit, os.getcwd())
             return pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
 
-    users = ("mm_assets.pool.workers", "mm_assets.graph.io_manager")
+    users = ("mm_assets.pool.workers", "mm_assets.graph.io_manager", "mm_assets.dataset")
     with pytest.MonkeyPatch.context() as patch:
         for name in users:
             if name in sys.modules:

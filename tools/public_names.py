@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "mm_assets" / "public_names.py"
-SOURCES = ("model", "storage", "formats", "filters")  # below mm_assets/
+SOURCES = ("model", "storage", "formats", "filters", "dataset.py")  # below mm_assets/
 
 _TEMPLATE = '''"""Every public name and the module that defines it.
 

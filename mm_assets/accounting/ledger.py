@@ -2,24 +2,29 @@
 
 * `Balance` holds the items in against the items out, with digests.
 * `account_table` makes the rows, in `ACCOUNT_SCHEMA`; `lost_items` and `items_table` are lost items alone.
-* `mm_assets.accounting.accounts` keeps them.
+* `mm_assets.accounting.accounts` keeps them; conversions publish lists of lost items beside the output.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import publish_table
 from mm_assets.formats.reports import PartitionReport
+from mm_assets.formats.writer import InterleavedWriter
 from mm_assets.model.losses import Loss
 from mm_assets.model.samples import parse_source_ref
-from mm_assets.storage.files import StorageOptions, remove
+from mm_assets.storage.files import StorageOptions, join, remove
+from mm_assets.storage.listing import LEDGER_BESIDE
+from mm_assets.storage.stamps import existing_files
 
 ITEMS_SCHEMA = pa.schema(
     [
@@ -233,3 +238,25 @@ def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
         return pa.array(
             [None if v is None else v.encode("utf-8", "backslashreplace").decode() for v in values], type_
         )
+
+
+def lists_folder(writer: InterleavedWriter) -> str:
+    """Return the folder of the lists: beside the data, where readers ignore it."""
+    any_output = writer.uri_of("any")  # all lie in one folder
+    return join(os.path.dirname(any_output) or ".", LEDGER_BESIDE)
+
+
+def publish_lists(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> None:
+    """Publish a list of lost items per partition, in the columns of the ledger.
+
+    For a partition without losses the list of an earlier conversion is removed.
+    """
+    reports_of: dict[str, PartitionReport] = {}
+    for report in reports:
+        output = os.path.basename(writer.uri_of(report.partition)).removesuffix(writer.suffix)
+        name = output if writer.is_single_file else partition_filename(report.partition)
+        reports_of[join(lists_folder(writer), f"{name}.parquet")] = report
+    earlier = existing_files(uri for uri, report in reports_of.items() if not report.losses)
+    for uri, report in reports_of.items():
+        if report.losses or uri in earlier:
+            publish_losses(uri, items_table("convert", report.partition, report.losses))

@@ -10,7 +10,7 @@ ledger/index/published/    schema, and hashes of the sample ids, of each publish
 * `SurveyIndex` keeps the index, which answers what the integrity gate asks of all shards in each run. A run
   opens the files of its own shards, and those that are new since the last run.
 * `duplicates` are the sample ids that several shards have, of all that ever existed, and the shard that keeps
-  each. A single command, whose inputs are all there is, has its own: `mm_assets.cli.convert`.
+  each. A single conversion, whose inputs are all there is, has its own: `mm_assets.dataset`.
 """
 
 from __future__ import annotations

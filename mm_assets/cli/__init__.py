@@ -19,6 +19,8 @@ COMMANDS = {
     "inspect": "look",
     "verify": "states",
     "init": "graph",
+    "examples": "graph",
+    "completion": "graph",
     "run": "graph",
     "ui": "graph",
     "figures": "look",
@@ -47,7 +49,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser(given[:1]).parse_args(given)
+    options = parser_of(given[:1]).parse_args(given)
     from mm_assets.settings import Settings
     from mm_assets.settings_file import given_settings
     from mm_assets.storage.stores import use_stores
@@ -57,7 +59,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     return int(options.run(options))
 
 
-def _parser(called: Sequence[str]) -> argparse.ArgumentParser:
+def parser_of(called: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the command that is ``called``; of all, for help and for what is no command."""
     from mm_assets.cli.arguments import CommandParser
 

@@ -6,7 +6,7 @@
 * Flags that describe the layout of documents of others, with defaults from the environment
   (`add_layout_flags`).
 * ``--storage`` of commands that work on the outputs of the graph (`add_storage_flag`).
-* The page that ``--html FILE`` asks for (`write_page`), and the progress line on a terminal (`Progress`).
+* The page that ``--html FILE`` asks for (`write_page`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mm_assets import settings
@@ -41,7 +39,7 @@ from mm_assets.model.errors import nearest
 from mm_assets.settings import Settings, variable
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import located
-from mm_assets.terminal import ProgressLine, printable
+from mm_assets.terminal import printable
 
 if TYPE_CHECKING:
     from mm_assets.filters.chain import FilterChain
@@ -217,40 +215,6 @@ def write_page(target: str, page: str) -> None:
         return
     publish_bytes(absolute(target), page.encode())
     print(printable(target))
-
-
-class Progress:
-    """Progress line on stderr, if that is a terminal: partitions, samples, rate, bytes, time left."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._line = ProgressLine(total)
-        self._done = self._samples = self._bytes = 0
-        self._started = time.monotonic()
-
-    def __enter__(self) -> Progress:
-        self._show()
-        return self
-
-    def add(self, samples: int, nbytes: int) -> None:
-        """Count one more finished partition."""
-        self._done += 1
-        self._samples += samples
-        self._bytes += nbytes
-        self._show()
-
-    def _show(self) -> None:
-        seconds = time.monotonic() - self._started
-        parts = [f"{self._done}/{self._total} partitions", f"{self._samples} samples"]
-        if self._done:
-            parts.append(f"{self._samples / max(seconds, 0.001):.0f} samples/s")
-        parts += [f"{self._bytes / 1e6:.0f} MB", f"{seconds:.0f} s"]
-        if self._done:
-            parts.append(f"{seconds / self._done * (self._total - self._done):.0f} s left")
-        self._line.show(self._done, ", ".join(parts))
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._line.end(is_kept=True)
 
 
 def flag(name: str) -> str:

@@ -1,24 +1,29 @@
-"""Commands of the graph: ``run``, ``ui``, ``prove``, ``alerts``, ``init``.
+"""Commands of the graph: ``run``, ``ui``, ``prove``, ``alerts``; and ``init``, ``examples``, ``completion``.
 
-run     the graph without a browser
-ui      the graph in a browser, with the daemon
-prove   every output read again
-alerts  a trial message to the targets of alerts
-init    a settings file with every setting, commented
+run         the graph without a browser
+ui          the graph in a browser, with the daemon
+prove       every output read again
+alerts      a trial message to the targets of alerts
+init        a settings file with every setting, commented
+examples    programs to copy
+completion  names of commands and flags, for a shell
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from mm_assets.cli.arguments import add_set_flags, filters_with_overrides, number_of, variables_of
 from mm_assets.settings import LOG_LEVELS, Settings
-from mm_assets.terminal import FAILED, USAGE, fail
+from mm_assets.terminal import FAILED, USAGE, fail, printable
 
 
 def run_arguments(commands: Any) -> None:
@@ -49,6 +54,12 @@ def run_arguments(commands: Any) -> None:
         "--limit", type=number_of("a number of shards", 1, 18), metavar="N", help="at most N shards"
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be made, and why")
+    parser.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        default="critical",
+        help="least level of Dagster's events that are printed; failures always are (default: critical)",
+    )
     add_set_flags(parser.add_argument_group("filters of this run, in the place of those of the settings"))
     parser.set_defaults(run=run_materialize)
 
@@ -64,7 +75,7 @@ def run_materialize(options: argparse.Namespace) -> int:
     from mm_assets.headless.run import run_graph
 
     request = MakeRequest(tuple(options.shards), options.assets, tuple(options.kinds or ()), options.limit)
-    return run_graph(request, is_dry=options.dry_run)
+    return run_graph(request, is_dry=options.dry_run, log_level=options.log_level)
 
 
 def _use_filters(options: argparse.Namespace) -> None:
@@ -234,6 +245,102 @@ def run_init(options: argparse.Namespace) -> int:
         raise FileExistsError(f"{Path(FILE).resolve()}: there is one, and it stays as it is") from error
     print(f"{FILE}: every setting is in it, as a comment; remove the # in front of those that you set")
     return 0
+
+
+_EXAMPLES = (".py", ".ipynb")
+
+
+def examples_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("examples", help="copy programs that train, convert and extend")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="is made if it does not exist")
+    parser.set_defaults(run=run_examples)
+
+
+def run_examples(options: argparse.Namespace) -> int:
+    """Copy the examples.
+
+    Raises:
+        FileExistsError: a file of such a name is there; nothing is copied.
+    """
+    source = Path(str(files("mm_assets"))) / "examples"
+    names = sorted(path.name for path in source.iterdir() if path.suffix in _EXAMPLES)
+    for name in names:
+        if (options.folder / name).exists():
+            raise FileExistsError(f"{options.folder / name}: it is there already, and stays as it is")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        shutil.copyfile(source / name, options.folder / name)
+        print(printable(str(options.folder / name)))
+    return 0
+
+
+def completion_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "completion",
+        help="print what completes commands and flags in a shell",
+        description='In ~/.bashrc or ~/.zshrc: eval "$(mm-assets completion bash)" (or zsh). '
+        "In ~/.config/fish/config.fish: mm-assets completion fish | source",
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.set_defaults(run=run_completion)
+
+
+def run_completion(options: argparse.Namespace) -> int:
+    """Print the script, made of the parsers of all commands."""
+    from mm_assets.cli import parser_of
+
+    (commands,) = (each.choices for each in parser_of(())._actions if isinstance(each.choices, dict))
+    words = {name: _words(parser) for name, parser in commands.items()}
+    print(_for_fish(words) if options.shell == "fish" else _for_bash(words, options.shell))
+    return 0
+
+
+def _words(parser: argparse.ArgumentParser) -> dict[str, tuple[str, ...]]:
+    """Return the values that may follow each flag of a command; of arguments without one, by an empty name.
+
+    None are known for a file or a number.
+    """
+    found: dict[str, tuple[str, ...]] = {"": ()}
+    for action in parser._actions:
+        choices = tuple(getattr(action, "completions", None) or action.choices or ())
+        for name in [each for each in action.option_strings if each.startswith("--")] or [""]:
+            found[name] = (*found.get(name, ()), *choices)
+    return found
+
+
+def _for_bash(words: Mapping[str, Mapping[str, Sequence[str]]], shell: str) -> str:
+    cases = []
+    for command, flags in words.items():
+        for name, values in flags.items():
+            if name and values:
+                cases.append(f'    "{command} {name}") words="{" ".join(values)}";;')
+        of_command = [*flags[""], *filter(None, flags)]
+        cases.append(f'    "{command} "*) words="{" ".join(of_command)}";;')
+    lines = [
+        *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
+        "_mm_assets() {",
+        '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words=""',
+        '  case "${COMP_WORDS[1]} $before" in',
+        *cases,
+        "  esac",
+        f'  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(words)}"; fi',
+        '  COMPREPLY=($(compgen -W "$words" -- "$word"))',
+        "}",
+        "complete -o default -F _mm_assets mm-assets",  # without a match: names of files
+    ]
+    return "\n".join(lines)
+
+
+def _for_fish(words: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    lines = [f"complete -c mm-assets -n __fish_use_subcommand -f -a '{' '.join(words)}'"]
+    for command, flags in words.items():
+        condition = f"complete -c mm-assets -n '__fish_seen_subcommand_from {command}'"
+        for name, values in flags.items():
+            takes = f" -{'x' if name else 'f'} -a '{' '.join(values)}'" if values else ""
+            lines.append(f"{condition}{f' -l {name[2:]}' if name else ''}{takes}")
+    return "\n".join(lines)
 
 
 def settings_text() -> str:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -24,10 +23,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Union
 import pyarrow as pa
 import xxhash
 
+from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.images.decode import lossless_file
 from mm_assets.formats.images.headers import sniff
 from mm_assets.formats.names import sample_key
 from mm_assets.formats.partitions import Partition, parse_bytes
+from mm_assets.formats.reader import FileSource
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES
+from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.layout import (
     IMAGES,
@@ -45,6 +48,8 @@ from mm_assets.formats.webdataset.layout import (
     native_payload,
 )
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+from mm_assets.formats.webdataset.rows import Sample
+from mm_assets.formats.webdataset.samples import TarSamples
 from mm_assets.formats.webdataset.virtual_tars import VirtualTars, refusal, version_info
 from mm_assets.model import json_codec
 from mm_assets.model.errors import (
@@ -54,6 +59,7 @@ from mm_assets.model.errors import (
     LONE_SURROGATE,
     UNREADABLE_MEMBER,
     ShardError,
+    counted,
     nearest,
 )
 from mm_assets.model.json_codec import FieldTally, build_column, dumps, is_too_deep
@@ -226,50 +232,9 @@ def _image_bytes(item: object) -> bytes | bytearray | memoryview:
             return file.read()
     pillow = sys.modules.get("PIL.Image")  # who has a picture has loaded it
     if pillow is not None and isinstance(item, pillow.Image):
-        return _file_of(item) or _encoded(item)
+        return lossless_file(item)
     hint = "; a text is str, an image bytes, a PIL image or a pathlib.Path"
     raise SampleError(BAD_LAYOUT, f"of type {type(item).__name__}{hint}")
-
-
-_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-
-
-def _encoded(image: Image) -> bytes:
-    """Return a picture encoded without loss: the same pixels give the same bytes."""
-    file = io.BytesIO()
-    try:
-        image.save(file, "PNG" if image.mode in _PNG_MODES else "TIFF")
-    except (OSError, KeyError) as error:
-        raise ValueError(f"a picture of mode {image.mode} has no lossless file: {error}") from error
-    return file.getvalue()
-
-
-def _file_of(image: Image) -> bytes | None:
-    """Return the file that a picture was opened from, if it has its pixels still; None if not, or unknown."""
-    from PIL import Image as pillow
-    from PIL.ImageFile import ImageFile
-
-    if not isinstance(image, ImageFile) or image.tell():  # a later frame is no whole file
-        return None
-    is_loaded = not image.tile
-    stream = image.fp
-    try:
-        if isinstance(image.filename, str) and image.filename:
-            with open(regular_file(image.filename), "rb") as file:
-                data = file.read()
-        elif isinstance(stream, io.BytesIO):
-            data = stream.getvalue()
-        else:
-            return None
-        with pillow.open(io.BytesIO(data)) as original:
-            if original.size != image.size or original.mode != image.mode:
-                return None
-            is_same = not is_loaded or (
-                original.tobytes() == image.tobytes() and original.getpalette() == image.getpalette()
-            )
-    except (OSError, ValueError, SyntaxError):  # the file has gone, or changed
-        return None
-    return data if is_same else None
 
 
 def _payload(
@@ -282,8 +247,7 @@ def _payload(
     """Return the json of a document. It states types only where values are of others than JSON's."""
     metadata = _metadata(document.metadata)
     if all(map(_is_json, metadata.values())):
-        extra = {"metadata": metadata}
-        lists = {SAMPLE_ID: document.id, TEXTS: texts, IMAGES: images, ROW_EXTRA: extra}
+        lists = {SAMPLE_ID: document.id, TEXTS: texts, IMAGES: images, ROW_EXTRA: {"metadata": metadata}}
         return {**lists, ROW_ERRORS: errors} if errors else lists
     last = max((position for position, item in enumerate(document.items) if item is not None), default=-1)
     if (length := len(texts)) > last + 1:  # gaps at the end; without stated types, readers note them
@@ -299,7 +263,7 @@ def _payload(
             raise SampleError(BAD_LAYOUT, f"metadata {name!r:.100}: {error_line(error)}") from error
         fields.append(column)
     rows: dict[str, Any] = {"metadata": {}, "text": {}, "image": {}}
-    extra = {"text": [None] * len(texts), "image": [None] * len(images), "metadata": values}
+    extra: dict[str, Any] = {"text": [None] * len(texts), "image": [None] * len(images), "metadata": values}
     types = schema_to_text(pa.schema(fields))
     return native_payload(document.id, key, texts, images, extra, errors, types, [], rows)
 
@@ -396,7 +360,7 @@ class DocumentReader(InterleavedWebdatasetReader):
         self._failure: Exception | None = None
 
     def __repr__(self) -> str:
-        parts = "not read yet" if self._spooled is None else f"{len(self._spooled)} partitions"
+        parts = "not read yet" if self._spooled is None else counted(len(self._spooled), "partition")
         return f"<{type(self).__name__}: {parts}>"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -426,8 +390,10 @@ class DocumentReader(InterleavedWebdatasetReader):
         if stream.losses and self._is_strict_about_documents:
             raise ShardError(stream.losses[0].reason)
         stream.losses[:] = [replace(loss, source_ref=None) for loss in stream.losses]
-        stream.files = ()
         return stream
+
+    def sources(self, partition: Partition) -> tuple[str, ...]:
+        return ()
 
     def _spool(self, given: Iterable[AnyDocument]) -> Iterator[Partition]:
         folder = tempfile.mkdtemp(prefix="mm-assets-documents-")
@@ -453,15 +419,25 @@ class DocumentReader(InterleavedWebdatasetReader):
             if tar is not None:
                 tar.abort()
 
+    def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
+        return self._opened(uri, partition, ids, _SpooledSamples)
+
     def _batches(self, partition: Partition, stream: BatchStream) -> Iterator[InterleavedBatch]:
         for batch in super()._batches(partition, stream):
-            at = batch.data.schema.get_field_index("source_ref")
-            places = pa.nulls(batch.num_rows, pa.string())
-            table = batch.data if at < 0 else batch.data.set_column(at, batch.data.schema.field(at), places)
-            yield InterleavedBatch(table, (), partition.name)
+            yield InterleavedBatch(batch.data, (), partition.name)
         for file in partition.files:
             if file in stream.notes:
                 stream.notes[partition.name] = stream.notes.pop(file)
+
+
+class _SpooledSamples(TarSamples):
+    """Samples of a spooled tar. Rows have no locator: the tar goes."""
+
+    def decode(self, member: Member) -> Sample:
+        sample = super().decode(member)
+        for row in sample.rows:
+            row.source_ref = None
+        return sample
 
 
 def _remove(folder: str, process: int) -> None:
@@ -582,7 +558,7 @@ def _write_shard(source: DocumentSource, shard: str, target: str) -> None:
 
 
 class PluginFileSystem(VirtualTars[str]):
-    """``plugin://NAME``: a folder with a tar ``SHARD.tar`` for each shard of a source; see `PluginAddress`."""
+    """``plugin://NAME``: a folder with a tar ``SHARD.tar`` for each shard; see `PluginAddress`."""
 
     protocol = PLUGIN_PROTOCOL
     called = "shard"

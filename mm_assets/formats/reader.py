@@ -26,11 +26,18 @@ from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.names import first_kind, passed_over_lines
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.reports import ContentColumns
-from mm_assets.model.errors import ShardError, first_and_more, warn_user
+from mm_assets.model.errors import ShardError, first_and_more, html_text, warn_user
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import refuse_broken_text
-from mm_assets.model.samples import BatchStream, InterleavedBatch, group_samples, sample_offsets, sort_items
+from mm_assets.model.samples import (
+    BatchStream,
+    InterleavedBatch,
+    group_samples,
+    rows_html,
+    sample_offsets,
+    sort_items,
+)
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
     REQUIRED_COLUMNS,
@@ -41,8 +48,8 @@ from mm_assets.model.schema import (
     resolve_schema,
     unify_schemas,
 )
-from mm_assets.storage.errors import located
-from mm_assets.storage.files import StorageOptions, local_path, whole_url
+from mm_assets.storage.errors import error_line, located
+from mm_assets.storage.files import StorageOptions, is_remote, local_path, whole_url
 from mm_assets.storage.listing import Paths, expand_paths
 
 __all__ = ["InterleavedReader"]
@@ -157,6 +164,24 @@ class InterleavedReader(ABC):
         )
         return f"<{type(self).__name__} of {first_and_more(self.file_paths)}{options}>"
 
+    def _repr_html_(self) -> str:
+        return f"<p>{html_text(repr(self))}</p>{self.first_rows_html()}"
+
+    def first_rows_html(self) -> str:
+        """Return the first rows for a notebook, without image bytes; nothing of remote files."""
+        if any(map(is_remote, self.file_paths)):
+            return ""
+        try:
+            for partition in self.partitions()[:1] if self.file_paths else ():
+                names = [name for name in self.open(partition).schema.names if name != "binary_content"]
+                for table in self.project(partition, names)[1]:
+                    return rows_html(table.select(names))
+        except (OSError, ValueError) as error:
+            return f"<p>{html_text(error_line(error))}</p>"
+        finally:
+            self._close_kept()
+        return ""
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
 
@@ -190,6 +215,10 @@ class InterleavedReader(ABC):
                 warn_user(line)
         return list(files)
 
+    def sources(self, partition: Partition) -> tuple[str, ...]:
+        """Return the files that the rows of a partition are from, for lineage; none where code gives them."""
+        return partition.files
+
     def root(self) -> str:
         """Return the folder or URL prefix that all ``file_paths`` share, which partition names leave out."""
         return root_of_locations(self.file_paths, self.suffixes)
@@ -217,7 +246,12 @@ class InterleavedReader(ABC):
                 source.close()
         schema = self._partition_schema(schemas, partition.files)
         stream = BatchStream(
-            partition.name, schema, lambda: self._batches(partition, stream), partition.files, items, True
+            partition.name,
+            schema,
+            lambda: self._batches(partition, stream),
+            self.sources(partition),
+            items,
+            has_sound_text=True,
         )
         stream.losses += losses
         return stream

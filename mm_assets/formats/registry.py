@@ -1,6 +1,7 @@
 """Registry of formats: detection of a dataset's format, its reader and writer by name, and conversions.
 
-* `Conversion`: one partition to read, transform and write, for the CLI and the Dagster workers.
+* `Conversion`: one partition to read, transform and write, for the CLI and the Dagster workers;
+  `resolve_duplicates` finds the sample ids that several share.
 * `FreeMemory` gives back what allocators keep after a job, so that a worker's peak is that of one job.
 """
 
@@ -11,12 +12,14 @@ import os
 import posixpath
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mm_assets.formats.names import FORMATS as FORMATS
 from mm_assets.formats.names import (
@@ -36,8 +39,10 @@ from mm_assets.formats.names import SUFFIXES as SUFFIXES
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
-from mm_assets.model.errors import warn_user
-from mm_assets.model.samples import Step
+from mm_assets.model.errors import DUPLICATE_ID, warn_user
+from mm_assets.model.losses import Loss
+from mm_assets.model.nested_types import take_rows
+from mm_assets.model.samples import InterleavedBatch, Step, StepResult
 from mm_assets.storage.errors import absent, located
 from mm_assets.storage.files import StorageOptions, filesystem
 from mm_assets.storage.listing import expand_paths, names_in, packed_line, pdf_line
@@ -157,7 +162,12 @@ class Conversion:
     @property
     def place(self) -> str:
         """What it reads first: warnings and errors name that."""
-        return output_of(self.partition.files[0])
+        return output_of(self.sources[0]) if self.sources else self.partition.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files that it reads; none where code gives the rows."""
+        return self.reader.sources(self.partition)
 
     def run(self, before_publish: Callable[[PartitionReport], None] | None = None) -> PartitionReport:
         """Read, transform, write and publish the partition.
@@ -200,6 +210,123 @@ def readable_schema(reader: InterleavedReader, partition: Partition) -> pa.Schem
             return reader.open(partition).schema
     except (ValueError, TypeError, OSError):
         return None
+
+
+@dataclass(frozen=True)
+class QuarantineRepeatedIds:
+    """Step that takes out samples whose id another partition keeps (``owners``: sample id -> partition)."""
+
+    owners: Mapping[str, str]
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        table = batch.data
+        is_taken = pc.is_in(table.column("sample_id"), pa.array(list(self.owners), pa.string())).to_numpy()
+        if not is_taken.any():
+            return StepResult(batch)
+        removed = take_rows(table, np.flatnonzero(is_taken))
+        return StepResult(
+            batch.with_data(take_rows(table, np.flatnonzero(~is_taken))), self._losses(removed), removed
+        )
+
+    def _losses(self, removed: pa.Table) -> tuple[Loss, ...]:
+        seen: set[str] = set()
+        losses = []
+        for row in removed.select(["sample_id", "position", "modality"]).to_pylist():
+            sample_id = row["sample_id"]
+            is_cause = sample_id not in seen  # the sample's first row, its metadata
+            seen.add(sample_id)
+            reason = f"sample id {sample_id!r:.200} is already in partition {self.owners[sample_id]!r}"
+            losses.append(
+                Loss(**row, outcome="quarantined", kind=DUPLICATE_ID, reason=reason, is_cause=is_cause)
+            )
+        return tuple(losses)
+
+
+def resolve_duplicates(
+    conversions: Sequence[Conversion],
+    map_: Callable[
+        [Callable[[Conversion], pa.Array], Sequence[Conversion]], Iterable[tuple[Conversion, Any]]
+    ],
+) -> tuple[list[Conversion], list[str]]:
+    """Resolve sample ids that several partitions share: they are unique in the output.
+
+    The first partition with an id owns it. Under the policy ``error`` a later partition with that id is left
+    out; under the others it quarantines those samples. The graph resolves the same among all shards that ever
+    existed (`mm_assets.accounting.survey_store`), and a published shard comes before others. A conversion
+    reads the ids of its inputs, and their order decides.
+
+    Args:
+        map_: applies a function to each, in processes; an answer that is no array is a failure.
+
+    Returns:
+        The conversions that together make an output without duplicate ids, in order, and a message for each
+        one left out.
+    """
+    if len(conversions) < 2:
+        return list(conversions), []
+    answers = map_(sample_ids, conversions)
+    # A partition that cannot be read fails when it is converted.
+    found = {conversion.partition.name: ids for conversion, ids in answers if isinstance(ids, pa.Array)}
+    repeated = _repeated(found)
+    owners: dict[str, Partition] = {}
+    resolved: list[Conversion] = []
+    messages: list[str] = []
+    for conversion in conversions:
+        partition = conversion.partition
+        shared = repeated.get(partition.name, [])
+        claimed_ids = {sample_id: owners[sample_id] for sample_id in shared if sample_id in owners}
+        if claimed_ids and conversion.writer.on_materialize_error == "error":
+            messages.append(_duplicate_message(partition, claimed_ids))
+            continue
+        owners.update({sample_id: partition for sample_id in shared if sample_id not in claimed_ids})
+        if claimed_ids:
+            step = QuarantineRepeatedIds({sample_id: owner.name for sample_id, owner in claimed_ids.items()})
+            conversion = replace(conversion, steps=(step, *conversion.steps))
+        resolved.append(conversion)
+    return resolved, messages
+
+
+def sample_ids(conversion: Conversion) -> pa.Array:
+    """Return the distinct ids of a partition, without reading any image.
+
+    Samples that the policy will drop because an item has an error do not own their id.
+    """
+    ids = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the conversion itself warns again
+        _, tables = conversion.reader.project(conversion.partition, ["sample_id", "materialize_error"])
+        for table in tables:
+            column = table.column("sample_id")
+            if conversion.writer.on_materialize_error == "drop_sample":
+                faulty = column.filter(pc.is_valid(table.column("materialize_error")))
+                column = column.filter(pc.invert(pc.is_in(column, faulty)))
+            ids += column.chunks
+    return pc.unique(pa.chunked_array(ids, pa.string()))
+
+
+def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
+    """Return for each partition the ids that another one has too."""
+    counts = pc.value_counts(pa.chunked_array(list(found.values()), pa.string()))
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if not len(repeated):
+        return {}
+    return {name: ids.filter(pc.is_in(ids, repeated)).to_pylist() for name, ids in found.items()}
+
+
+def _duplicate_message(partition: Partition, claimed_ids: Mapping[str, Partition]) -> str:
+    sample_id, owner = next(iter(claimed_ids.items()))
+    more = f" (and {len(claimed_ids) - 1} more ids that others have)" if len(claimed_ids) > 1 else ""
+    hint = (
+        ""
+        if len(claimed_ids) == 1
+        else "; ids that start anew in each tar are told apart by --sample-id-prefix shard"
+    )
+    return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(owner)}{more}{hint}"
+
+
+def _place(partition: Partition) -> str:
+    files = ", ".join(partition.files[:3])
+    return f"{files}, partition {partition.name!r}" if partition.fragments else files
 
 
 _MAX_GROWTH = 32 << 20  # bytes that may stay: releasing less costs more than it is worth

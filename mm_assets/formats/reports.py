@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.webdataset.layout import SOURCE
-from mm_assets.model.errors import MmAssetsError, counted
+from mm_assets.model.errors import MmAssetsError, counted, html_table, html_text
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import ItemError, Loss
 from mm_assets.model.nested_types import is_bytes, is_text
@@ -27,6 +27,7 @@ __all__ = ["PartitionReport", "WriteReport"]
 
 LEFT_OUT_MEMBERS = "left_out_members"  # in the notes on a tar: names of those that macOS or tar had added
 _NAMED = 3  # members, or shards, in a line
+_SHOWN_PARTITIONS = 20  # in a notebook
 
 
 class _OfCounts:
@@ -44,6 +45,18 @@ class _OfCounts:
             counted(len(report.errors), "error"),
         ]
         return f"<{type(self).__name__} {name}: {', '.join(counts)}>"
+
+    def _repr_html_(self) -> str:
+        report: Any = self
+        parts = report.partitions if isinstance(self, WriteReport) else (report,)
+        units = ("sample", "image", "text")
+        rows = [
+            (each.partition, *(str(getattr(each, f"{unit}s")) for unit in units), f"{each.nbytes / 1e6:.1f}")
+            for each in parts[:_SHOWN_PARTITIONS]
+        ]
+        heads = ("partition", *(f"{unit}s" for unit in units), "MB")
+        more = f"<p>… and {len(parts) - _SHOWN_PARTITIONS} more</p>" if parts[_SHOWN_PARTITIONS:] else ""
+        return f"<p>{html_text(repr(self))}</p>{html_table(heads, rows)}{more}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -111,11 +111,12 @@ SCORED = ("curated_parquet", ImageScores.asset, SampleScores.asset)  # what figu
 _NAMED = 5  # shards in a line
 
 
-def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
+def run_graph(request: MakeRequest, is_dry: bool = False, log_level: str = "critical") -> int:
     """Make what is asked for in runs of neighbouring shards, and print problems, a table and the proof.
 
     Args:
         is_dry: print what would be made, and why, and make nothing.
+        log_level: least level of Dagster's events that are printed.
 
     Returns:
         The exit code: 0 if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven.
@@ -162,13 +163,13 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         if FILTERED in selection.keys_by_asset and (missing := missing_figures(root, filters)):
             print(f"first pass: scores of all shards, for {', '.join(missing)}", flush=True)
             job = definitions.resolve_job_def(JOB)
-            if _carry_out(instance, job, selection.only(SCORED), RunSummary({})) == INTERRUPTED:
+            if _carry_out(instance, job, selection.only(SCORED), RunSummary({}), log_level) == INTERRUPTED:
                 return INTERRUPTED
             for line in take_figures(root, filters).lines():
                 print(line, flush=True)
             definitions = build_definitions()  # their filters have the figures
         job = definitions.resolve_job_def(JOB)
-        code = _make(instance, job, selection, raw.locations, settings.max_loss)
+        code = _make(instance, job, selection, raw.locations, settings.max_loss, log_level)
         if code != INTERRUPTED:
             report_inventory(instance, definitions.resolve_asset_graph(), listing)
         if is_whole and code == 0:
@@ -230,16 +231,25 @@ def find_status() -> tuple[Status, Outlook]:
 
 
 def _make(
-    instance: dg.DagsterInstance, job: dg.JobDefinition, selection: Selection, locations: str, max_loss: float
+    instance: dg.DagsterInstance,
+    job: dg.JobDefinition,
+    selection: Selection,
+    locations: str,
+    max_loss: float,
+    log_level: str,
 ) -> int:
     started = time.monotonic()
     summary = RunSummary(selection.keys_by_asset, max_loss)
-    code = _carry_out(instance, job, selection, summary)
+    code = _carry_out(instance, job, selection, summary, log_level)
     return code or _printed(instance, summary, locations, started)
 
 
 def _carry_out(
-    instance: dg.DagsterInstance, job: dg.JobDefinition, selection: Selection, summary: RunSummary
+    instance: dg.DagsterInstance,
+    job: dg.JobDefinition,
+    selection: Selection,
+    summary: RunSummary,
+    log_level: str,
 ) -> int:
     """Launch the runs of a selection, one after the other; return `INTERRUPTED` or 0."""
     order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
@@ -251,7 +261,7 @@ def _carry_out(
                 tags = {**_range(keys), **process, STARTED_BY: "mm-assets run"}
                 run_id = str(uuid4())
                 progress.follow(instance, run_id, len(keys))
-                result = _execute(instance, job, tags, group, run_id)
+                result = _execute(instance, job, tags, group, run_id, log_level)
             except dg.DagsterExecutionInterruptedError:
                 return interrupted()
             if was_interrupted(result):
@@ -285,6 +295,7 @@ def _execute(
     tags: dict[str, str],
     assets: Sequence[dg.AssetKey] | None = None,
     run_id: str | None = None,
+    log_level: str = "critical",
 ) -> dg.ExecuteInProcessResult:
     return job.execute_in_process(
         instance=instance,
@@ -292,7 +303,7 @@ def _execute(
         tags=tags,
         asset_selection=assets,
         raise_on_error=False,
-        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        run_config={"loggers": {"console": {"config": {"log_level": log_level.upper()}}}},
     )
 
 

@@ -4,7 +4,8 @@
   `DecompressionBomb` and `LosslessSplitError` are those of image files.
 * Faults: the classes of faults as quarantine records name them, and `Fault`: what is wrong with one item.
 * Warnings: attributed to the user's own line of code, and printed as one line each.
-* Numbers of things in words, such as ``1 shard`` and ``2 shards``, and the `nearest` of some names.
+* Numbers of things in words, such as ``1 shard`` and ``2 shards``, the `nearest` of some names, and HTML of
+  plain texts (`html_text`, `html_table`).
 * Optional libraries, and the extra of this package that installs each. No other module knows them. Code
   imports such a library where it uses it, without a check: an import that fails is explained where errors
   become lines (`error_line`).
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,6 +125,33 @@ def first_and_more(names: Sequence[object]) -> str:
     """Return the first name, and how many more there are."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{more}" if names else "nothing"
+
+
+# Characters that HTML has no place for, and those that reorder the text around them.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufdd0-\ufdef\ufffe\uffff]"
+)
+
+
+def html_text(value: str) -> str:
+    """Return text for HTML, in an element or a quoted attribute.
+
+    Control characters, and those that reverse the direction of what stands beside them, become visible.
+    """
+    visible = _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
+    return escape(visible.encode("utf-8", "backslashreplace").decode())
+
+
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], between: str = "") -> str:
+    """Return a table of plain texts.
+
+    Args:
+        between: stands between the rows.
+    """
+    first = "".join(f"<th>{html_text(head)}</th>" for head in heads)
+    cells = ("".join(f"<td>{html_text(cell)}</td>" for cell in row) for row in rows)
+    others = "".join(f"{between}<tr>{row}</tr>" for row in cells)
+    return f"<table><thead><tr>{first}</tr></thead><tbody>{others}{between}</tbody></table>"
 
 
 class MmAssetsError(Exception):

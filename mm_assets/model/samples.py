@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.model.digest import ContentDigest
-from mm_assets.model.errors import DataError, counted, first_and_more
+from mm_assets.model.errors import DataError, counted, first_and_more, html_table, html_text
 from mm_assets.model.losses import Loss, with_source_refs
 from mm_assets.model.nested_types import take_rows
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, REQUIRED_COLUMNS
@@ -60,7 +60,11 @@ class InterleavedBatch:
 
     def __repr__(self) -> str:
         size = f"{counted(self.num_rows, 'row')}, {counted(self.data.num_columns, 'column')}"
-        return f"<InterleavedBatch of {first_and_more(self.source_files)}: {size}>"
+        of = f" of {first_and_more(self.source_files)}" if self.source_files else ""
+        return f"<InterleavedBatch{of}: {size}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html_text(repr(self))}</p>{rows_html(self.data)}"
 
     @property
     def num_rows(self) -> int:
@@ -91,6 +95,26 @@ class InterleavedBatch:
     def with_data(self, data: pa.Table, measured: Mapping[int, Any] | None = None) -> InterleavedBatch:
         """Return a batch of another table with the same lineage; ``measured`` describes its rows."""
         return replace(self, data=data, measured=measured or {})
+
+
+_SHOWN_ROWS = 10
+_SHOWN_CHARACTERS = 80
+
+
+def rows_html(table: pa.Table) -> str:
+    """Return the first rows of a table for a notebook: of bytes their number, of texts their beginning."""
+    first = table.slice(0, _SHOWN_ROWS)
+    columns = [[_shown(value.as_py()) for value in column] for column in first.columns]
+    more = f"<p>… and {counted(table.num_rows - _SHOWN_ROWS, 'more row')}</p>"
+    rows = html_table(table.column_names, zip(*columns, strict=True))
+    return rows + (more if table.num_rows > _SHOWN_ROWS else "")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    text = f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 Offsets = npt.NDArray[np.int64]

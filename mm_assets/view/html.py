@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 import warnings
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -25,6 +22,7 @@ import numpy as np
 from mm_assets.formats.images.decode import opened
 from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.model.errors import DecompressionBomb, ImageError
+from mm_assets.model.errors import html_text as text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,10 +30,6 @@ if TYPE_CHECKING:
 
 # Even if text of the data came through as markup, the browser would load and run nothing.
 _POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
-# Characters that HTML has no place for, and those that reorder the text around them.
-_INVISIBLE: Final = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufdd0-\ufdef\ufffe\uffff]"
-)
 _STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777; --bad: #b3261e; --flag: #9a6700; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
@@ -71,30 +65,9 @@ def page(title: str, body: str, style: str = "") -> str:
     )
 
 
-def text(value: str) -> str:
-    """Return text for HTML, in an element or a quoted attribute.
-
-    Control characters, and those that reverse the direction of what stands beside them, become visible.
-    """
-    visible = _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
-    return escape(visible.encode("utf-8", "backslashreplace").decode())
-
-
 def note(line: str) -> str:
     """Return a line of plain text as a remark."""
     return f'<p class="note" dir="auto">{text(line)}</p>'
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], between: str = "") -> str:
-    """Return a table of plain texts.
-
-    Args:
-        between: stands between the rows.
-    """
-    first = "".join(f"<th>{text(head)}</th>" for head in heads)
-    cells = ("".join(f"<td>{text(cell)}</td>" for cell in row) for row in rows)
-    others = "".join(f"{between}<tr>{row}</tr>" for row in cells)
-    return f"<table><thead><tr>{first}</tr></thead><tbody>{others}{between}</tbody></table>"
 
 
 INLINE: Final = 999

@@ -20,7 +20,9 @@ from mm_assets.filters.filter import FLAG, Filter
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.scores import SampleScore
 from mm_assets.model.errors import counted
-from mm_assets.view.html import note, page, table, text
+from mm_assets.model.errors import html_table as table
+from mm_assets.model.errors import html_text as text
+from mm_assets.view.html import note, page
 from mm_assets.view.overview import DROPPED, KEPT
 from mm_assets.view.preview_scores import (
     IMAGES,

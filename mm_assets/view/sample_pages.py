@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.formats.images.pixels import thumbnail
 from mm_assets.model.errors import counted
+from mm_assets.model.errors import html_table as table
+from mm_assets.model.errors import html_text as text
 from mm_assets.terminal import printable
 from mm_assets.view.html import (
     MOST_EMBEDDED,
@@ -21,8 +23,6 @@ from mm_assets.view.html import (
     note,
     page,
     picture,
-    table,
-    text,
 )
 from mm_assets.view.sample import Document, Item
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,31 @@ def test_both_in_the_graph(tmp_path: Path) -> None:
     ]
     checks = record_in(account(storage, "filtered_parquet", "p"))["checks"]
     assert "texts_not_blank" not in {check["name"] for check in checks}
+
+
+def test_documents_of_a_module_are_raw_shards(tmp_path: Path) -> None:
+    """The module of the guide on the library, and what it says to type."""
+    page = (GUIDES / "best_practices.md").read_text()
+    (code,) = (block for block in _blocks("best_practices.md", "python") if "SOURCES" in block)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    assert "put this into `my_books.py`" in page
+    (tmp_path / "my_books.py").write_text(code)
+    (tmp_path / "dagster.yaml").write_bytes((REPOSITORY / "dagster.yaml").read_bytes())
+    (tmp_path / "books").mkdir()
+    with sqlite3.connect(tmp_path / "books" / "b.db") as database:
+        database.execute("CREATE TABLE page (number, text, cover)")
+        rows = [(number, f"Page {number}.", picture(number)[1]) for number in range(3)]
+        database.executemany("INSERT INTO page VALUES (?, ?, ?)", rows)
+    database.close()
+    (script,) = (block for block in _blocks("best_practices.md", "sh") if "my_books" in block)
+    storage = tmp_path / "storage"
+    told = _run(script, tmp_path, MM_STORAGE=str(storage), PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+    assert "proven: every item of 1 shard" in told
+    found = pq.read_table(storage / "filtered").to_pylist()
+    assert [(row["sample_id"], row["number"]) for row in found if row["position"] == -1] == [
+        (f"b-{number}", number) for number in range(3)
+    ]
+    assert [row["binary_content"] for row in found if row["modality"] == "image"] == [row[2] for row in rows]
 
 
 def _copy_of_the_project(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Decoding check of images: Pillow decodes an image, within bounds on memory and time.
 
-A `MemoryFile` is a file in memory that is read without a copy of its own.
+`lossless_file` is the way back: the file of a picture. A `MemoryFile` is a file in memory that is read
+without a copy of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mm_assets.formats.images.tiff_directories import as_view
 from mm_assets.model.errors import DecompressionBomb, ImageError
+from mm_assets.storage.files import regular_file
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from PIL.ImageFile import ImageFile
     from PIL.TiffImagePlugin import TiffImageFile
 
@@ -280,3 +283,55 @@ def _refuse_tile(image: TiffImageFile, max_pixels: int) -> None:
     if type(width) is not int or type(height) is not int:
         raise ImageError("the sides of a tile are not numbers")
     refuse_bomb(width, height, max_pixels)
+
+
+_PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+
+
+def lossless_file(image: Image) -> bytes:
+    """Return a file of a picture, without loss.
+
+    That is the file it was opened from, if it has its pixels still; else a new one. The same pixels give the
+    same bytes.
+
+    Raises:
+        ValueError: no format has its mode.
+    """
+    return _file_of(image) or _encoded(image)
+
+
+def _encoded(image: Image) -> bytes:
+    file = io.BytesIO()
+    try:
+        image.save(file, "PNG" if image.mode in _PNG_MODES else "TIFF")
+    except (OSError, KeyError) as error:
+        raise ValueError(f"a picture of mode {image.mode} has no lossless file: {error}") from error
+    return file.getvalue()
+
+
+def _file_of(image: Image) -> bytes | None:
+    """Return the file that a picture was opened from, if it has its pixels still; None if not, or unknown."""
+    from PIL.Image import open as open_image
+    from PIL.ImageFile import ImageFile
+
+    if not isinstance(image, ImageFile) or image.tell():  # a later frame is no whole file
+        return None
+    is_loaded = not image.tile
+    stream = image.fp
+    try:
+        if isinstance(image.filename, str) and image.filename:
+            with open(regular_file(image.filename), "rb") as file:
+                data = file.read()
+        elif isinstance(stream, io.BytesIO):
+            data = stream.getvalue()
+        else:
+            return None
+        with open_image(io.BytesIO(data)) as original:
+            if original.size != image.size or original.mode != image.mode:
+                return None
+            is_same = not is_loaded or (
+                original.tobytes() == image.tobytes() and original.getpalette() == image.getpalette()
+            )
+    except (OSError, ValueError, SyntaxError):  # the file has gone, or changed
+        return None
+    return data if is_same else None
