@@ -132,7 +132,8 @@ def test_any_json_is_told_again(
                 (f"s{number}.0.png", b"\x89PNG\r\n\x1a\n" + bytes([number])),
             ]
         shard = make_tar(folder / "raw.tar", [*members, ("s.png", b"GIF89a")])
-        options = {"per_image_fields": ["pi"], "per_text_fields": ["pt"]} if spread else {}
+        options: dict[str, Any] = {"document_layout": "interleaved"}
+        options |= {"per_image_fields": ["pi"], "per_text_fields": ["pt"]} if spread else {}
         table = through_all(folder, read("webdataset", shard, **options))
         names = {"per_image": ("pi",), "per_text": ("pt",)} if spread else {}
         told = payloads(table, **names)
