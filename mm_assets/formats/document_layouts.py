@@ -124,14 +124,18 @@ def _unfold_content(found: Unfolding, message: dict[Any, Any], path: Path, colum
             _unfold_part(found, part, place, columns)
 
 
+_PART_TEXTS = ("text", "value")
+
+
 def _unfold_part(found: Unfolding, part: dict[str, Any], place: Path, columns: dict[str, Any]) -> None:
-    kind, text = part.get("type"), part.get("text")
-    if isinstance(text, str) and kind in ("text", None):
-        found.add_text(text, (*place, "text"), columns, has_tokens=False)
-    elif kind not in ("image", "image_url"):
+    kind = part.get("type")
+    key = next((key for key in _PART_TEXTS if isinstance(part.get(key), str)), None)
+    if key is not None and kind in ("text", "input_text", None):
+        found.add_text(part[key], (*place, key), columns, has_tokens=False)
+    elif kind not in ("image", "image_url", "input_image"):
         found.unread[str(kind)[:40]] = None
     else:
-        for key in REFERENCES:
+        for key in (*REFERENCES, "value"):
             if (image := image_of(part.get(key))) is not None:
                 found.add(found.named(image, (*place, key), place), columns)
                 return

@@ -104,6 +104,23 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     (
         "chat",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_image", "image_url": "a"},
+                        {"type": "input_text", "text": "x"},
+                        {"type": "image_url", "value": "b"},
+                        {"type": "text", "value": "y"},
+                    ],
+                }
+            ]
+        },
+        ["[a]", "x", "[b]", "y"],
+    ),
+    (
+        "chat",
         {"texts": [{"user": "q", "assistant": "a", "source": "s"}], "images": ["i"]},
         ["[i]", "q", "a"],
     ),
