@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from mm_assets.accounting.ledger import lists_folder, publish_lists
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.filters.chain import FilterChain
-from mm_assets.filters.columns import KEYS
+from mm_assets.filters.filter import KEYS
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.registry import (
     NONE,
@@ -60,10 +60,9 @@ from mm_assets.model.errors import (
 )
 from mm_assets.model.samples import BatchStream, InterleavedBatch, Step
 from mm_assets.model.schema import align_table, canonical_schema, unify_schemas
-from mm_assets.plugins import load_plugins
 from mm_assets.pool.workers import WorkerPool, available_cores
 from mm_assets.settings import Settings
-from mm_assets.settings_file import given_settings
+from mm_assets.settings_file import given_settings, load_plugins
 from mm_assets.storage.errors import error_line, located, readable_store_errors
 from mm_assets.storage.files import (
     is_remote,

@@ -43,8 +43,7 @@ from mm_assets.formats.webdataset.layout import (
     normal_extensions,
 )
 from mm_assets.model.losses import POLICIES
-from mm_assets.plugins import load_plugins
-from mm_assets.settings_file import PREFIX, SPACED, given_settings
+from mm_assets.settings_file import PREFIX, SPACED, given_settings, load_plugins
 from mm_assets.storage.errors import is_utf8
 from mm_assets.storage.stores import clean_url, without_secrets
 

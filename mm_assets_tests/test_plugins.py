@@ -11,8 +11,8 @@ import pytest
 
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.registry import FILTERS, filters_of, known_filters
-from mm_assets.plugins import PluginError, load_plugins
 from mm_assets.settings import Settings, describe
+from mm_assets.settings_file import PluginError, load_plugins
 
 FILTER = """
 from dataclasses import dataclass

@@ -232,7 +232,7 @@ _DEST = "filter setting "  # prefix of the name, which an option of the command 
 
 def add_filter_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    from mm_assets.plugins import load_plugins
+    from mm_assets.settings_file import load_plugins
 
     group = parser.add_argument_group("filters", "what is dropped; without a flag nothing is")
     filters = known_filters(load_plugins())

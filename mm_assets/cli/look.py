@@ -429,7 +429,7 @@ def run_show(options: argparse.Namespace) -> int:
     Raises:
         ValueError: the id is unknown.
     """
-    from mm_assets.view.sample_pages import coloured, embedding, no_picture, sample_page
+    from mm_assets.view.sample import coloured, embedding, no_picture, sample_page
 
     sample_id = as_utf8(options.sample_id)
     if options.html:
@@ -499,7 +499,7 @@ def _hint(alike: Sequence[str]) -> str:
 
 
 def _print(sample_id: str, documents: Sequence[Document], notes: Sequence[str], is_terminal: bool) -> None:
-    from mm_assets.view.sample_pages import lines
+    from mm_assets.view.sample import lines
 
     width = shutil.get_terminal_size((_WIDTH, 0)).columns if is_terminal else _WIDTH
     print(f"sample {printable(sample_id)}")

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.columns import RowColumns
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, S
+from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, S
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.scores import (

@@ -20,8 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.chain import SampleFilter, ScoreFilter, TextFilter
-from mm_assets.filters.columns import OF_IMAGES, OF_SAMPLES, OF_TEXTS, AmbiguousName, spelled
-from mm_assets.filters.filter import Filter, FilterSettingError, S, setting
+from mm_assets.filters.filter import (
+    OF_IMAGES,
+    OF_SAMPLES,
+    OF_TEXTS,
+    AmbiguousName,
+    Filter,
+    FilterSettingError,
+    S,
+    setting,
+    spelled,
+)
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.scores import ImageScore, SampleScore

@@ -514,3 +514,15 @@ def decoding(measures: Iterable[ImageMeasure]) -> bool:
 def not_derived(measures: Iterable[ImageMeasure]) -> list[ImageMeasure]:
     """Return the measures that look at images, not only at the values of others."""
     return [measure for measure in measures if not isinstance(measure, DerivedMeasure)]
+
+
+def text_digest(texts: Sequence[str]) -> str | None:
+    """Return the xxh3-128 of texts, each behind its length in bytes, as 32 hex digits; None for no texts."""
+    if not texts:
+        return None
+    digest = xxhash.xxh3_128()
+    for text in texts:
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

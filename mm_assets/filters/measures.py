@@ -48,7 +48,7 @@ from mm_assets.filters.texts import (
 )
 from mm_assets.formats.images.pixels import Pixels
 from mm_assets.model.errors import nearest, require
-from mm_assets.plugins import listed, load_plugins, plugin_fault
+from mm_assets.settings_file import listed, load_plugins, plugin_fault
 
 if TYPE_CHECKING:
     from zxingcpp import Position

@@ -35,7 +35,7 @@ from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_mea
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextScore
 from mm_assets.model.errors import nearest
-from mm_assets.plugins import listed, plugin_fault
+from mm_assets.settings_file import listed, plugin_fault
 
 
 class ImageBounds(Bounds[ImageScore], ScoreFilter):

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from mm_assets.filters.measure import (
     DECODE_ERROR,
@@ -41,6 +40,7 @@ from mm_assets.filters.measure import (
     missing_measures,
     not_derived,
     read_scores,
+    text_digest,
     with_columns,
 )
 from mm_assets.filters.texts import OF_TEXTS, TextMeasure, TextScore, needed, of_texts, text_list, text_values
@@ -410,18 +410,6 @@ def _measured(measure: SampleMeasure | None, name: str, sample_id: str, content:
             return measure.measure(content)
     except MeasureFailed as error:
         raise ValueError(f"sample {sample_id!r}: {error}") from error
-
-
-def text_digest(texts: Sequence[str]) -> str | None:
-    """Return the xxh3-128 of texts, each behind its length in bytes, as 32 hex digits; None for no texts."""
-    if not texts:
-        return None
-    digest = xxhash.xxh3_128()
-    for text in texts:
-        data = text.encode()
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()
 
 
 def _samples(table: pa.Table) -> dict[str, SampleContent]:

@@ -65,7 +65,7 @@ from mm_assets.model.errors import (
 from mm_assets.model.json_codec import FieldTally, build_column, dumps, is_too_deep
 from mm_assets.model.samples import BatchStream, InterleavedBatch
 from mm_assets.model.schema import RESERVED_COLUMNS, schema_to_text
-from mm_assets.plugins import listed, load_plugins, plugin_fault
+from mm_assets.settings_file import listed, load_plugins, plugin_fault
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import regular_file
 

@@ -48,7 +48,7 @@ from mm_assets.graph.resources import FilterThresholds, ImageValidation
 from mm_assets.graph.shard_jobs import RAW
 from mm_assets.model.errors import counted
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
-from mm_assets.plugins import load_plugins, plugin_fault
+from mm_assets.settings_file import load_plugins, plugin_fault
 from mm_assets.storage.files import join
 
 _MEANINGS = {

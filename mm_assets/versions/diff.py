@@ -23,9 +23,9 @@ from mm_assets.accounting.record import BY_ASSET
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.registry import known_filters
 from mm_assets.model.errors import DataError
-from mm_assets.plugins import load_plugins
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.settings import Settings, variable
+from mm_assets.settings_file import load_plugins
 from mm_assets.storage.files import StorageOptions, join
 from mm_assets.versions.state import (
     FOLDER,

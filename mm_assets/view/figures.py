@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.record import figures_folder
-from mm_assets.filters.columns import spelled
-from mm_assets.filters.filter import Filter
+from mm_assets.filters.filter import Filter, spelled
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures, names_of
 from mm_assets.filters.registry import measures_for

@@ -37,8 +37,7 @@ from mm_assets.view.preview_scores import (
     shard_name,
 )
 from mm_assets.view.preview_study import Borderline, Count, FilterCount, Pick, Study, contents_of
-from mm_assets.view.sample import Item
-from mm_assets.view.sample_pages import byte_size, cut
+from mm_assets.view.sample import Item, byte_size, cut
 
 HEADS: Final = (
     "filter",

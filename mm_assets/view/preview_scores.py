@@ -34,8 +34,7 @@ from mm_assets.accounting.record import (
     recorded_files,
 )
 from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys
-from mm_assets.filters.columns import KEYS, RowColumns, spelled
-from mm_assets.filters.filter import Filter
+from mm_assets.filters.filter import KEYS, Filter, RowColumns, spelled
 from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.measure import DECODE_ERROR, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of

@@ -23,8 +23,7 @@ import pyarrow as pa
 
 from mm_assets.accounting.record import figures_folder
 from mm_assets.filters.chain import Decisions, FilterChain, TextFilter
-from mm_assets.filters.columns import KEYS
-from mm_assets.filters.filter import Filter
+from mm_assets.filters.filter import KEYS, Filter
 from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.measure import DECODE_ERROR, decoding
 from mm_assets.filters.measures import names_of

@@ -10,17 +10,17 @@ from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys
 from mm_assets.filters.condition import ImageCondition
 from mm_assets.filters.registry import chain_of
 from mm_assets.filters.scores import ImageScore, SampleScores
-from mm_assets.plugins import VARIABLE, PluginError, load_plugins
+from mm_assets.settings_file import PLUGINS, PluginError, load_plugins
 from mm_assets.view.preview_scores import FilterObserver
 from mm_assets_tests.graph import counting_measures
 from mm_assets_tests.graph.counting_measures import BrightnessFilter
 
 
 def test_conditions_and_observers_ask_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, counting_measures.__name__)
+    monkeypatch.setenv(PLUGINS, counting_measures.__name__)
     chain = chain_of([ImageCondition("brightness > 100 and width > 2"), BrightnessFilter(50.0)])
     packed = pickle.dumps(chain)
-    monkeypatch.setenv(VARIABLE, "no.such.module")
+    monkeypatch.setenv(PLUGINS, "no.such.module")
     with pytest.raises(PluginError):
         load_plugins()
 

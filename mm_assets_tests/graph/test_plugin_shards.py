@@ -15,7 +15,7 @@ import pytest
 from mm_assets.formats.document_tars import PluginAddress
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.model.samples import build_source_ref
-from mm_assets.plugins import PluginError
+from mm_assets.settings_file import PluginError
 from mm_assets_tests.cli.commands import ok, only_line, run
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_shard_checks, materialized, prove

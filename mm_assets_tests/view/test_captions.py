@@ -7,9 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.view.sample import alike
-from mm_assets.view.sample_pages import byte_size, cut
-from mm_assets.view.sample_pages import shown_value as value
+from mm_assets.view.sample import alike, byte_size, cut
+from mm_assets.view.sample import shown_value as value
 from mm_assets.view.sample_source import described
 
 

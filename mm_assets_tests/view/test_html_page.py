@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from mm_assets.formats.images.headers import probe
-from mm_assets.view import sample_pages
-from mm_assets.view.sample import Document, Item
-from mm_assets.view.sample_pages import embedding, sample_page
+from mm_assets.view import sample
+from mm_assets.view.sample import Document, Item, embedding, sample_page
 from mm_assets_tests.cli.hostile_storage import noise
 
 
 def test_from_some_size_on_pictures_are_small_previews(monkeypatch: pytest.MonkeyPatch) -> None:
     data = memoryview(noise(300))
     info = probe(data)
-    monkeypatch.setattr(sample_pages, "_MOST_BYTES", 2 * len(data))
+    monkeypatch.setattr(sample, "_MOST_BYTES", 2 * len(data))
     look = embedding()
     shown = [look(data, info) for _ in range(4)]
     assert [picture.startswith('<img src="data:image/png;base64,') for picture in shown] == [
@@ -28,7 +27,7 @@ def test_from_some_size_on_pictures_are_small_previews(monkeypatch: pytest.Monke
 
 
 def test_a_text_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_pages, "_MOST_TEXT", 10)
+    monkeypatch.setattr(sample, "_MOST_TEXT", 10)
     item = Item(0, "text", text="0123456789abc", has_content=True)
     page = sample_page("s", [Document("s", "p", "file.tar", [item])])
     assert '<p class="text" dir="auto">0123456789 … (3 more characters)</p>' in page
