@@ -419,6 +419,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "min_characters": 6,
         "languages": ("en",),
     },
+    "datacomp_clip": {"keep_images": "clip_similarity_percent_rank >= 0.7"},
     "omnicorpus_en": {
         "min_image_side": 150,
         "min_aspect_ratio": 0.5,

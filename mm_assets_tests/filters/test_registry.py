@@ -83,7 +83,7 @@ def test_presets_are_made_of_settings_and_ones_own_come_first() -> None:
     )
     mine = Settings.load({"MM_FILTER_PRESET": "curator", "MM_MAX_ASPECT_RATIO": "3", "MM_MIN_SHARPNESS": "0"})
     assert mine.active_filters()[:2] == (AspectRatioFilter(1.0, 3.0), SharpnessFilter(0.0))
-    names = "none, curator, mint1t, obelics, mmc4, mmc4_core, datacomp_basic, omnicorpus_en"
+    names = "none, curator, mint1t, obelics, mmc4, mmc4_core, datacomp_basic, datacomp_clip, omnicorpus_en"
     with pytest.raises(ValueError, match=f"^MM_FILTER_PRESET must be one of {names}, not 'laion'$"):
         Settings.load({"MM_FILTER_PRESET": "laion"})
 
