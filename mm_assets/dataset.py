@@ -30,7 +30,7 @@ from mm_assets.filters.registry import (
     settings_of,
     with_preset,
 )
-from mm_assets.formats.names import SHOWN, format_by_suffix, format_of, output_of
+from mm_assets.formats.names import ARRAY_SUFFIXES, SHOWN, format_by_suffix, format_of, output_of
 from mm_assets.formats.partitions import Partition, root_of_locations
 from mm_assets.formats.raw_shards import RawLocations, location_of
 from mm_assets.formats.reader import InterleavedReader
@@ -324,7 +324,7 @@ def arguments_of(kind: str, places: Sequence[str]) -> dict[str, Any]:
     That is into these files' folder, or where the raw shards of the graph are. Local documents of others are
     located relative to the folder, so that no path of this machine leaks.
     """
-    root = root_of_locations(places, SUFFIXES)
+    root = root_of_locations(places, (*SUFFIXES, *ARRAY_SUFFIXES))
     roots = [*RawLocations(given_settings().get("MM_RAW_SHARDS", "")).roots(), root]
     found: dict[str, Any] = {"max_batch_bytes": DEFAULT_BATCH_BYTES, "roots": roots}
     if format_of(kind).raw_options:

@@ -1,5 +1,7 @@
 """JSON lines: reader and writer of a document per line, with the images in a tar beside the lines.
 
+A file with one JSON array of documents is read, too.
+
 * Names: those of the lines of a partition, and of the tar with their images.
 * `Lines`: an index of the lines of a file, gzipped or not. It has the byte range of each in the unpacked
   text.
@@ -9,9 +11,11 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import json
+import mmap
 import os
 import posixpath
 import re
@@ -27,11 +31,11 @@ import xxhash
 
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.document_layouts import LAYOUTS, Layout, layout_of
-from mm_assets.formats.names import LINES_SUFFIXES, format_of, is_lines, sample_key
+from mm_assets.formats.names import ARRAY_SUFFIXES, LINES_SUFFIXES, format_of, is_lines, sample_key
 from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource
-from mm_assets.formats.tar.index import Member, TarDamage, TarIndex
+from mm_assets.formats.tar.index import Member, TarDamage, TarIndex, damage
 from mm_assets.formats.tar.scan import read_member
 from mm_assets.formats.tar.spool import open_tar, unpacked_limit
 from mm_assets.formats.tar.writer import TarWriter
@@ -72,7 +76,8 @@ TARS_OF_OTHERS = (IMAGES_SUFFIX, ".tar")
 
 def stem_of(uri: str) -> str:
     """Return the path of a file of lines without its suffix."""
-    return next((uri[: -len(suffix)] for suffix in LINES_SUFFIXES if uri.lower().endswith(suffix)), uri)
+    suffixes = (*LINES_SUFFIXES, *ARRAY_SUFFIXES)
+    return next((uri[: -len(suffix)] for suffix in suffixes if uri.lower().endswith(suffix)), uri)
 
 
 def images_name(stem: str, digest: str) -> str:
@@ -119,7 +124,7 @@ class Lines:
     """An open file of lines.
 
     Args:
-        members: its lines, named ``line 1`` and so on, without the empty ones.
+        members: its lines, named ``line 1`` and so on, without the empty ones; of one array its entries.
         end: bytes of the unpacked text that can be read.
         damage: why the file cannot be read beyond ``end``. The text after the last whole line is no line
             then.
@@ -147,18 +152,72 @@ def local_lines(uri: str, name: str, options: StorageOptions | None) -> Iterator
     """
     damaged: list[TarDamage] = []
     with open_tar(uri, name, options, damaged) as descriptor:
-        yield _lines(descriptor, damaged)
+        yield _lines(descriptor, name, damaged)
 
 
-def _lines(descriptor: int, damaged: list[TarDamage]) -> Lines:
+def _lines(descriptor: int, name: str, damaged: list[TarDamage]) -> Lines:
     members: list[Member] = []
     size, end = os.fstat(descriptor).st_size, 0
+    begins_array = os.pread(descriptor, _BLANK, 0).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    if begins_array and (found := _entries(descriptor, name, damaged)) is not None:
+        return found
     for number, start, stop in lines_in(descriptor, 0, size):
         if stop == size and damaged:  # it is cut, or its line feed is
             break
         members.append(Member(f"line {number}", start, stop - start, None, start))
         end = min(stop + 1, size)
     return Lines(descriptor, members, end, damaged[0] if damaged else None)
+
+
+_BLANK = 64  # bytes
+# A bracket, and before it anything but quotation marks and brackets, and texts.
+_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}])', re.DOTALL)
+_PLAIN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^\s,"\[\]{}]++', re.DOTALL)
+_BLANKS = re.compile(rb"\s*+")
+_BETWEEN = re.compile(rb"\s*+([,\]])\s*+")
+
+
+def _entries(descriptor: int, name: str, damaged: list[TarDamage]) -> Lines | None:
+    """Index the entries of a file that is one JSON array; None for one with more behind it: it has lines.
+
+    Brackets and quotation marks tell where they end. Each is parsed when it is read.
+    """
+    members: list[Member] = []
+    with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
+        at = _end(_BLANKS, data, data.find(b"[") + 1) or 0
+        while data[at : at + 1] != b"]":
+            stop = _end_of_value(data, at)
+            between = None if stop is None else _BETWEEN.match(data, stop)
+            if stop is None or between is None:
+                if stop is not None and data[at] in b'{["' and _end(_BLANKS, data, stop) == len(data):
+                    members.append(Member(f"entry {len(members) + 1}", at, stop - at, None, at))
+                    at = stop
+                reason = "the array is cut here, or goes on with what is no JSON"
+                fault = damaged[0] if damaged else damage(name, at, reason, is_cut=True)
+                return Lines(descriptor, members, at, fault)
+            members.append(Member(f"entry {len(members) + 1}", at, stop - at, None, at))
+            at = between.start(1) if between[1] == b"]" else between.end()
+        if _end(_BLANKS, data, at + 1) != len(data):
+            return None
+        return Lines(descriptor, members, len(data), damaged[0] if damaged else None)
+
+
+def _end(pattern: re.Pattern[bytes], data: mmap.mmap, at: int) -> int | None:
+    found = pattern.match(data, at)
+    return None if found is None else found.end()
+
+
+def _end_of_value(data: mmap.mmap, start: int) -> int | None:
+    """Return where a value ends; None for one that does not."""
+    if data[start : start + 1] not in (b"{", b"["):
+        return _end(_PLAIN, data, start)
+    depth, at = 0, start
+    while (found := _BRACKET.match(data, at)) is not None:
+        at = found.end()
+        depth += 1 if found[1] in b"{[" else -1
+        if depth == 0:
+            return at
+    return None
 
 
 _IMAGES_COLUMN = "images"  # entry of a report: the tar that the lines name
@@ -366,7 +425,7 @@ class JsonlSamples(TarSamples):
                     BAD_LAYOUT, f"{where}: {named!r:.200}, where other lines have {self._images!r}"
                 )
             return decode_native(payload, member, self.decoder, sample_key(str(payload.get(SAMPLE_ID))))
-        number = member.name.removeprefix("line ")
+        number = member.name.rpartition(" ")[2]
         sample = self.decoder.decode(payload, member, number)
         if self._layout.sample_id_field is None and not isinstance(payload.get(SAMPLE_ID), str):
             sample.sample_id = self._rows_prefix + number

@@ -316,6 +316,8 @@ SHOWN = listed(entry.shown for entry in FORMAT_TABLE)
 
 PARQUET_SUFFIXES = format_of("parquet").suffixes
 LINES_SUFFIXES = format_of("jsonl").suffixes
+# Files with one JSON array of documents. They are read where they are named: folders have other such files.
+ARRAY_SUFFIXES = (".json",)
 ZIP_SUFFIXES = (".zip",)
 # Kinds of raw shards, by the suffixes of their files. Of several kinds in a folder, the first is read.
 _RAW_KINDS = {
@@ -325,8 +327,9 @@ _RAW_KINDS = {
     "zip files": ZIP_SUFFIXES,
 }
 RAW_SUFFIXES = tuple(suffix for suffixes in _RAW_KINDS.values() for suffix in suffixes)
+NAMED_SUFFIXES = (*RAW_SUFFIXES, *ARRAY_SUFFIXES)
 
-_LINE = re.compile(r"(?:.*: )?line \d{1,18}", re.ASCII | re.DOTALL)
+_LINE = re.compile(r"(?:.*: )?(?:line|entry) \d{1,18}", re.ASCII | re.DOTALL)
 
 
 def is_parquet(uri: str) -> bool:
@@ -335,8 +338,8 @@ def is_parquet(uri: str) -> bool:
 
 
 def is_lines(uri: str) -> bool:
-    """Return whether a file has a JSON document a line, by its name."""
-    return uri.lower().endswith(LINES_SUFFIXES)
+    """Return whether a file has a JSON document a line, or an array of them, by its name."""
+    return uri.lower().endswith((*LINES_SUFFIXES, *ARRAY_SUFFIXES))
 
 
 def is_zip(uri: str) -> bool:
@@ -355,7 +358,7 @@ def is_system_file(name: str) -> bool:
 
 
 def is_line(member: str | None) -> bool:
-    """Return whether the member of a locator is a line of a file, as in ``line 17``."""
+    """Return whether the member of a locator is a line of a file, or an entry of its array: ``line 17``."""
     return member is not None and _LINE.fullmatch(member) is not None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from mm_assets.formats.names import SUFFIXES, format_by_suffix, partition_filename
+from mm_assets.formats.names import ARRAY_SUFFIXES, SUFFIXES, format_by_suffix, partition_filename
 from mm_assets.storage.files import StorageOptions, is_remote, size_of
 
 _NUMBERED = re.compile(r"(?s)(.*?)([0-9]+)")
@@ -95,7 +95,7 @@ def partition_name(file: str, root: str) -> str:
     """
     relative = file[len(root) :].lstrip("/") if root and file.startswith(root) else posixpath.basename(file)
     lower = relative.lower()
-    suffix = next((suffix for suffix in SUFFIXES if lower.endswith(suffix)), None)
+    suffix = next((suffix for suffix in (*SUFFIXES, *ARRAY_SUFFIXES) if lower.endswith(suffix)), None)
     if suffix is None:
         return relative
     name = relative[: -len(suffix)] or "part"

@@ -24,7 +24,14 @@ from functools import cache, cached_property
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.document_tars import PluginAddress
 from mm_assets.formats.jsonl import IMAGES_SUFFIX, lines_beside, samples_of, stem_of, tars_beside
-from mm_assets.formats.names import RAW_SUFFIXES, first_kind, is_lines, is_parquet, passed_over_lines
+from mm_assets.formats.names import (
+    NAMED_SUFFIXES,
+    RAW_SUFFIXES,
+    first_kind,
+    is_lines,
+    is_parquet,
+    passed_over_lines,
+)
 from mm_assets.formats.paired.merge import PairedAddress, modality_of
 from mm_assets.formats.parquet.reader_writer import open_source
 from mm_assets.formats.partitions import (
@@ -300,9 +307,10 @@ class RawLocations:
             items = [self._made.url]
         self._items = [canonical_url(absolute(item)) for item in items]
         self.local_root = root_of_locations(
-            [item for item in self._items if not is_remote(item)], RAW_SUFFIXES
+            [item for item in self._items if not is_remote(item)], NAMED_SUFFIXES
         )
-        self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], RAW_SUFFIXES)
+        remote = [item for item in self._items if is_remote(item)]
+        self.remote_root = root_of_locations(remote, NAMED_SUFFIXES)
 
     def roots(self) -> list[str]:
         """Return all roots that locators of these shards may point into; relative ones start at the first."""
@@ -311,7 +319,7 @@ class RawLocations:
     def local_folders(self) -> list[str]:
         """Return the folder of each local location; modalities, and PDFs, have their own."""
         items = self._items if self._made is None else map(absolute, self._made.places)
-        folders = (root_of_locations([item], RAW_SUFFIXES) for item in items if not is_remote(item))
+        folders = (root_of_locations([item], NAMED_SUFFIXES) for item in items if not is_remote(item))
         return list(dict.fromkeys(filter(None, folders)))
 
     def shards(self, shards_per_partition: int = 1) -> Listing:
@@ -383,7 +391,7 @@ class RawLocations:
         return {element: self._is_named(element) for element in elements}
 
     def _is_named(self, element: str) -> bool:
-        if not element.lower().endswith(RAW_SUFFIXES) or _PATTERN.search(element):
+        if not element.lower().endswith(NAMED_SUFFIXES) or _PATTERN.search(element):
             return False
         return is_remote(element) or not os.path.isdir(element)
 

@@ -23,7 +23,7 @@ import pyarrow.ipc as ipc
 
 from mm_assets.formats.batching import cut_rows, row_bytes
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
-from mm_assets.formats.names import first_kind, passed_over_lines
+from mm_assets.formats.names import ARRAY_SUFFIXES, first_kind, passed_over_lines
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.reports import ContentColumns
 from mm_assets.model.errors import ShardError, first_and_more, html_text, warn_user
@@ -221,7 +221,7 @@ class InterleavedReader(ABC):
 
     def root(self) -> str:
         """Return the folder or URL prefix that all ``file_paths`` share, which partition names leave out."""
-        return root_of_locations(self.file_paths, self.suffixes)
+        return root_of_locations(self.file_paths, (*self.suffixes, *ARRAY_SUFFIXES))
 
     def open(self, partition: Partition) -> BatchStream:
         """Return the stream of one partition; its files are scanned for their schema now, and read later.

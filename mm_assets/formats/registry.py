@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.names import FORMATS as FORMATS
 from mm_assets.formats.names import (
+    ARRAY_SUFFIXES,
     PARQUET_SUFFIXES,
     SHOWN,
     TAR_SUFFIXES,
@@ -35,6 +35,7 @@ from mm_assets.formats.names import (
     passed_over_lines,
     without_sidecars,
 )
+from mm_assets.formats.names import FORMATS as FORMATS
 from mm_assets.formats.names import SUFFIXES as SUFFIXES
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import InterleavedReader
@@ -64,6 +65,8 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         return named.name
     fs, path = filesystem(source, options)
     if not fs.isdir(path):
+        if fs.exists(path) and source.lower().endswith(ARRAY_SUFFIXES):
+            return "jsonl"
         if fs.exists(path):
             raise ValueError("".join(packed_line(source, [source])) or f"{source}: no {SHOWN}")
         if not any(c in source for c in "*?[{"):

@@ -283,7 +283,7 @@ def mint1t(found: Document) -> Document | None:
 
 
 @pytest.mark.parametrize(
-    "rules", [obelics, datacomp_basic, datacomp_clip, omnicorpus_en, mint1t], ids=lambda rules: rules.__name__
+    "rules", [obelics, datacomp_basic, omnicorpus_en, mint1t], ids=lambda rules: rules.__name__
 )
 def test_a_preset_decides_as_the_published_rules(rules: Rules) -> None:
     pytest.importorskip("py3langid")

@@ -26,7 +26,7 @@ from mm_assets.accounting.canonical.account import (
     Derived,
     RowPart,
 )
-from mm_assets.formats.names import format_of
+from mm_assets.formats.names import ARRAY_SUFFIXES, format_of
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
 from mm_assets.model import json_codec
@@ -282,7 +282,7 @@ def canonical_sources(
             CanonicalSource(kind, uri)
             for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())
         ]
-    root = root_of_locations([source], SUFFIXES)
+    root = root_of_locations([source], (*SUFFIXES, *ARRAY_SUFFIXES))
     relative_to = None if is_remote(source) else root
     layout = layout_of(kind, source)
     files = expand_paths(source, entry.suffixes)
