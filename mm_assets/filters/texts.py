@@ -559,11 +559,12 @@ class TextScore(Score):
     @classmethod
     def types(cls, measures: Iterable[Measure[Any]]) -> dict[str, pa.DataType]:
         of_texts = (measure for measure in measures if isinstance(measure, TextMeasure))
-        return {measure.name.removeprefix(TEXT): measure.type.value_type for measure in of_texts}
+        types = {measure.name: measure.type.value_type for measure in of_texts}
+        return {**types, **{name.removeprefix(TEXT): type_ for name, type_ in types.items()}}
 
     @classmethod
     def needed(cls, name: str) -> tuple[str, ...]:
-        return (TEXT + name,)
+        return (name if name.startswith(TEXT) else TEXT + name,)
 
     def alone(self, names: Iterable[str]) -> TextScore:
         """Return the score without those of other texts, and with the values of these measures only."""

@@ -112,6 +112,9 @@ def _unfold_content(found: Unfolding, message: dict[Any, Any], path: Path, colum
     if isinstance(content, str):
         found.add_text(content, path, columns)
         return
+    if isinstance(content, dict):
+        message[path[-1]] = part = dict(content)
+        _unfold_part(found, part, path, columns)
     if not isinstance(content, list):
         return
     message[path[-1]] = parts = list(content)
@@ -132,14 +135,17 @@ def _unfold_part(found: Unfolding, part: dict[str, Any], place: Path, columns: d
     key = next((key for key in _PART_TEXTS if isinstance(part.get(key), str)), None)
     if key is not None and kind in ("text", "input_text", None):
         found.add_text(part[key], (*place, key), columns, has_tokens=False)
-    elif kind not in ("image", "image_url", "input_image"):
+    elif kind not in ("image", "image_url", "input_image", None):
         found.unread[str(kind)[:40]] = None
     else:
         for key in (*REFERENCES, "value"):
             if (image := image_of(part.get(key))) is not None:
                 found.add(found.named(image, (*place, key), place), columns)
                 return
-        found.add_part(place, columns, part.get("index"))
+        if kind is None:
+            found.unread["of no type"] = None
+        else:
+            found.add_part(place, columns, part.get("index"))
 
 
 # Interleaved by matched sentences: MMC4.
@@ -277,12 +283,19 @@ def _unfold_captions(found: Unfolding) -> bool:
 # Back to documents.
 
 
+_ROLES = {"question": "user", "answer": "assistant"}
+
+
 def _plain_chat(rows: Sequence[Row]) -> dict[str, Any]:
-    """One message for each run of items with the same role and turn; without a role it is the user's."""
+    """One message for each run of items with the same role and turn; without a role it is the user's.
+
+    Questions are the user's, and answers the assistant's.
+    """
     messages: list[dict[str, Any]] = []
     last: Any = None
     for row in rows:
-        of = row.columns.get(ROLE) or "user", row.columns.get(TURN)
+        role = row.columns.get(ROLE) or "user"
+        of = _ROLES.get(role, role), row.columns.get(TURN)
         if of != last:
             messages.append({ROLE: of[0], "content": []})
             last = of

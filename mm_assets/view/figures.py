@@ -80,6 +80,9 @@ def take_figures(
         name, shards = next(iter(missing.items()))
         raise FigureError(f"{counted(shards, 'shard')} without the score {name}; {how_to_measure([name])}")
     columns = sorted({name for judge in filters for name in judge.columns()})
+    schemas = stored.schemas() if columns else {}
+    for judge in filters:
+        judge.fitted(schemas, (), "")
     kinds = {name: kind for judge in filters for kind in judge.kinds for name in judge.figures()}
     with FigureTaker(kinds) as taker:
         for done, file_name in enumerate(stored.shards, start=1):

@@ -407,8 +407,9 @@ class StoredScores:
     def _curated_columns(self, file_name: str, columns: Sequence[str]) -> pa.Table:
         reader, partition, schema = self._open_curated(file_name)
         found = dict.fromkeys([*KEYS, *(spelled(name, schema.names) for name in columns)])
-        _, tables = reader.project(partition, [name for name in found if name is not None])
-        return pa.concat_tables(tables)
+        names = [name for name in found if name is not None]
+        _, tables = reader.project(partition, names)
+        return pa.concat_tables([pa.schema([schema.field(name) for name in names]).empty_table(), *tables])
 
     def _open_curated(self, file_name: str) -> tuple[InterleavedReader, Partition, pa.Schema]:
         partition = Partition(shard_name(file_name), (self.curated(file_name),))

@@ -180,11 +180,7 @@ def find_document_layout(
             continue
         if is_native_layout(payload) or is_list_of_texts(payload, layout.texts_field):
             return None
-        has_own = bool(decoder.own_images(sample_stem(member.name)))
-        images = payload.get(layout.images_field)
-        reads_images = isinstance(images, list) and all(type(each) in (str, type(None)) for each in images)
-        found = find_layout(payload, layout.texts_field, layout.images_field, has_own, reads_images)
-        if found is not None:
+        if (found := decoder.layout_found(payload, sample_stem(member.name))) is not None:
             return found
     return None
 
@@ -271,10 +267,8 @@ class Mint1tDecoder:
         layout = self.layout
         place = f"{self.name}: {member.name}"
         json_ref = member_ref(self.path, member)
-        if self.documents is not None and (
-            self.layout.document_layout is not None or not is_list_of_texts(payload, layout.texts_field)
-        ):
-            return self._unfolded(self.documents, payload, fields, key, member, residue)
+        if (documents := self._layout_of(payload, sample_stem(member.name))) is not None:
+            return self._unfolded(documents, payload, fields, key, member, residue)
         if self.pairs is None:
             texts = self._list(fields, layout.texts_field, TEXT, member, residue)
             images = self._list(fields, layout.images_field, IMAGE, member, residue)
@@ -297,6 +291,21 @@ class Mint1tDecoder:
             metadata.extras[SOURCE] = residue
         rows.sort(key=row_order)
         return [metadata, *rows]
+
+    def _layout_of(self, payload: dict[str, Any], key: str) -> Layout | None:
+        """Return the layout of one document: that of its file, or the one that it has itself."""
+        if self.documents is None or not self.layout.looks:
+            return self.documents
+        if is_list_of_texts(payload, self.layout.texts_field):
+            return None
+        return self.layout_found(payload, key) or self.documents
+
+    def layout_found(self, payload: dict[str, Any], key: str) -> Layout | None:
+        """Return the layout that the fields of a document are of; None if they are of none in the table."""
+        images = payload.get(self.layout.images_field)
+        reads_images = isinstance(images, list) and all(type(each) in (str, type(None)) for each in images)
+        has_own = bool(self.own_images(key))
+        return find_layout(payload, self.layout.texts_field, self.layout.images_field, has_own, reads_images)
 
     def _unfolded(
         self,
