@@ -160,8 +160,10 @@ def run_graph(request: MakeRequest, is_dry: bool = False, log_level: str = "crit
                 return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         root, filters = resources["maintained"].root, resources["bounds"].active()
-        if FILTERED in selection.keys_by_asset and (missing := missing_figures(root, filters)):
-            print(f"first pass: scores of all shards, for {', '.join(missing)}", flush=True)
+        figures = sorted({name for judge in filters for name in judge.figures()})
+        is_due = is_whole or missing_figures(root, filters)  # those that there are judge a few shards
+        if figures and is_due and FILTERED in selection.keys_by_asset:
+            print(f"first pass: scores of all shards, for {', '.join(figures)}", flush=True)
             job = definitions.resolve_job_def(JOB)
             if _carry_out(instance, job, selection.only(SCORED), RunSummary({}), log_level) == INTERRUPTED:
                 return INTERRUPTED

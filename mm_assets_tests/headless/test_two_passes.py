@@ -29,5 +29,16 @@ def test_scores_of_all_shards_come_first(project: Project, monkeypatch: pytest.M
     ids = [pq.read_table(project.storage / "filtered" / f"{name}.parquet").num_rows for name in kept]
     assert dict(zip(kept, ids, strict=True)) == {"a": 0, "b": 0, "d": 3, "e": 3}
 
-    again = project.run(**rank)
-    assert "first pass" not in again.stdout
+
+def test_a_run_of_all_shards_takes_figures_anew_and_a_run_of_some_does_not(project: Project) -> None:
+    def kept(*shards: str) -> dict[str, int]:
+        project.run(*shards, MM_KEEP_IMAGES="sha256_occurrences <= 2")
+        folder = project.storage / "filtered"
+        found = {path.stem: pq.read_table(path)["modality"].to_pylist() for path in folder.glob("*.parquet")}
+        return {name: kinds.count("image") for name, kinds in sorted(found.items())}
+
+    project.shards("ab")  # with the same image
+    assert kept() == {"a": 1, "b": 1}
+    project.shards("c")
+    assert kept("c") == {"a": 1, "b": 1, "c": 1}
+    assert kept() == {"a": 0, "b": 0, "c": 0}
