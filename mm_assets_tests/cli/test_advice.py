@@ -125,7 +125,7 @@ def test_advice_that_cannot_help_is_not_given(tmp_path: Path) -> None:
     assert "MM_JSON_EXTENSIONS" not in done.stderr
 
 
-LISTS = "texts and images are read from lists, and none of these fields is one"
+LISTS = "none of these fields is texts or images of a known layout: see docs/raw_shards.md"
 PAIR = "a pair is NAME.jpg with NAME.txt, or with the field 'caption' in NAME.json"
 STRING = "a list of strings is read from it"
 OF_IMAGES = "referenced by no sample; 0 samples can be read; fields seen: none; suffixes seen: "
