@@ -286,7 +286,8 @@ class LossShare:
             return ""
         if self.has_candidates:
             return "check MM_TEXTS_FIELD, MM_IMAGES_FIELD"
-        lists = "none of these fields is texts or images of a known layout: see docs/raw_shards.md" if self.fields else ""
+        known = "none of these fields is texts or images of a known layout: see docs/raw_shards.md"
+        lists = known if self.fields else ""
         pair = _PAIR if self.images and NO_PAIRS not in self.reasons else ""
         return "; ".join(filter(None, (lists, pair)))
 
