@@ -1,6 +1,6 @@
 """A format of your own, as docs/guides/add_a_format.md describes it: one zip for each partition.
 
-    part.zip
+    part.arrows
         schema.arrow                    the columns, in order
         00000000.rows.arrow             the rows of the first sample, without image bytes
         00000000.images.arrow           its image bytes, one value a row
@@ -34,7 +34,7 @@ from mm_assets.extend import (
     remove,
 )
 
-SUFFIX = ".zip"
+SUFFIX = ".arrows"
 SCHEMA = "schema.arrow"
 BLOBS = "binary_content"
 DAMAGE = (zipfile.BadZipFile, pa.ArrowException, ValueError, LookupError, EOFError, RuntimeError)

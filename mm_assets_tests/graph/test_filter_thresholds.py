@@ -10,7 +10,11 @@ from mm_assets_tests.filters.test_score_filter import FormatFilter
 
 def test_each_setting_is_a_field() -> None:
     names = {known.name for known in settings_of(FILTERS)}
-    assert set(type(filter_thresholds(FILTERS, {})).model_fields) == names | {"filter_actions", "scores"}
+    assert set(type(filter_thresholds(FILTERS, {})).model_fields) == names | {
+        "filter_actions",
+        "scores",
+        "root",
+    }
 
 
 def test_the_resource_has_the_settings_of_the_environment() -> None:
