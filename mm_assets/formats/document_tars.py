@@ -461,7 +461,8 @@ class DocumentSource(Protocol):
         """Return the version of each shard by its name.
 
         A shard is made again when its version changes: a digest or time of what it is read from, and a number
-        for the code. Names may have slashes, and become those of partitions.
+        for the code. Names become those of partitions: words with slashes between, none of which begins with
+        a dot. Any other is refused.
         """
         ...
 
@@ -537,6 +538,11 @@ class PluginAddress:
                 raise _fault(
                     source, "shards()", f"name and version are texts: {name!r:.100}: {version!r:.100}"
                 )
+            if any(not word or word.startswith(".") for word in name.split("/")):  # lost to those who list
+                rule = "a name is words with slashes between, none of which begins with a dot"
+                raise _fault(source, "shards()", f"shard {name!r:.100}: {rule}")
+            if any("\ud800" <= letter <= "\udfff" for letter in name):
+                raise _fault(source, "shards()", f"shard {name!a:.100}: it has lone surrogates")
         if not found:
             raise FileNotFoundError(f"{_PREFIX}{self.name}: the source has no shards")
         return dict(sorted(found.items()))

@@ -14,6 +14,7 @@ import pytest
 
 from mm_assets.formats.document_tars import PluginAddress
 from mm_assets.formats.raw_shards import RawLocations
+from mm_assets.model.errors import ShardError
 from mm_assets.model.samples import build_source_ref
 from mm_assets.settings_file import PluginError
 from mm_assets_tests.cli.commands import ok, only_line, run
@@ -181,6 +182,28 @@ def test_shards_that_do_not_fit_are_one_line(books: Books, given: str, line: str
     books.replace("def shards(self):", f"def shards(self):\n        return {given}")
     out = books.folder.parent / "out"
     assert line in only_line(run("convert", "plugin:books", out, "--to", "parquet", MM_PLUGINS=books.name))
+
+
+@pytest.mark.parametrize("name", ["../e", ".hid", "a//b", "/abs", "q/", "d/.h", "..", ".", "a/./b"])
+def test_a_name_that_no_listing_has_is_refused(books: Books, name: str) -> None:
+    books.replace("def shards(self):", f"def shards(self):\n        return {{'a': '1', {name!r}: '1'}}")
+    with pytest.raises(ShardError) as raised:
+        RawLocations("plugin:books").shards()
+    assert str(raised.value).startswith(
+        f"plugin:books: shards() of {books.name}: shard {name!r}: a name is words"
+    )
+
+
+def test_a_name_that_has_no_utf_8_is_refused(books: Books) -> None:
+    books.replace("def shards(self):", "def shards(self):\n        return {'a': '1', 'b\\ud800': '1'}")
+    with pytest.raises(ShardError, match="lone surrogates"):
+        RawLocations("plugin:books").shards()
+
+
+def test_other_names_are_those_of_shards(books: Books) -> None:
+    names = ["a b", "d.tar/e", "x.tar", "é?*#[%2e", "_h", "~", "-"]
+    books.replace("def shards(self):", f"def shards(self):\n        return dict.fromkeys({names!r}, '1')")
+    assert sorted(RawLocations("plugin:books").shards()) == sorted(names)
 
 
 def test_only_plugins_name_modules(tmp_path: Path, books: Books) -> None:
