@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any, ClassVar, Final, Self
 
@@ -123,7 +123,8 @@ def evaluate(condition: str, columns: pa.Table) -> Sequence[bool]:
     """Return whether a condition holds, for each row of a table of scores and other columns.
 
     A condition that comes to null does not hold, nor does one that cannot be computed for a row. NaN counts
-    as null: it would be greater than all numbers.
+    as null, also one of a list or struct, or that comes up in between: it would be greater than all numbers.
+    So do a division by zero, and ``ln`` or ``sqrt`` of a number that has none.
 
     Raises:
         ConditionError: it does not fit the types of the columns.
@@ -145,7 +146,64 @@ _VIEW: Final = "rows that are judged"  # no column's name: it would come before 
 def _queried(query: str, condition: str, columns: pa.Table) -> list[Any]:
     with _cursor() as cursor:
         cursor.register(_VIEW, pa.table(list(map(_of_duckdb, columns.columns)), columns.column_names))
-        return list(cursor.execute(query.format(_bracketed(condition), f'"{_VIEW}"')).fetchall())
+        return list(cursor.execute(query.format(_guarded(condition), f'"{_VIEW}"')).fetchall())
+
+
+_GUARD: Final = "null if nan"  # a macro of the database; no condition may call it
+_MADE: Final = frozenset(
+    {"FUNCTION", "CAST", "CASE", "OPERATOR"}
+)  # what may come to NaN; and fields of structs
+
+
+@lru_cache(maxsize=256)
+def _guarded(condition: str) -> str:
+    """Return a condition, between brackets, in which NaN is null wherever something is compared."""
+    tree = _parsed(condition)
+    guarded = [_guard(part, name) for part in list(_parts(tree)) for name in part]
+    if not any(guarded):
+        return _bracketed(condition)
+    with _cursor() as cursor:
+        ((text,),) = cursor.execute("select json_serialize_sql('select true')").fetchall()
+        answer = json.loads(text)
+        answer["statements"][0]["node"]["select_list"] = [tree]
+        ((text,),) = cursor.execute("select json_deserialize_sql(?)", [json.dumps(answer)]).fetchall()
+    return _bracketed(text.removeprefix("SELECT "))
+
+
+def _guard(part: dict[str, Any], name: str) -> bool:
+    """Guard what a part compares under this name of its node; return whether it does."""
+    values = part[name]
+    if part["class"] in ("COMPARISON", "BETWEEN") and isinstance(values, dict):
+        part[name] = _without_nan_of(values)
+        return part[name] is not values
+    compares = part["class"] == "OPERATOR" and part["type"] in _COMPARING and name == "children"
+    if compares:
+        part[name] = [_without_nan_of(value) for value in values]
+        return any(new is not old for new, old in zip(part[name], values, strict=True))
+    if part["class"] == "FUNCTION" and name == "arguments" and part["function_name"].lower() in _LARGEST:
+        found = [argument["expression"] for argument in values]
+        for argument in values:
+            argument["expression"] = _without_nan_of(argument["expression"])
+        return any(argument["expression"] is not old for argument, old in zip(values, found, strict=True))
+    return False
+
+
+_COMPARING: Final = frozenset(
+    {
+        *("COMPARE_IN", "COMPARE_NOT_IN", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"),
+        *("OPERATOR_COALESCE", "OPERATOR_NULLIF"),
+    }
+)
+_LARGEST: Final = frozenset({"greatest", "least"})
+
+
+def _without_nan_of(tree: dict[str, Any]) -> dict[str, Any]:
+    is_field = tree["class"] == "COLUMN_REF" and len(tree["column_names"]) > 1
+    if tree["class"] not in _MADE and not is_field:
+        return tree
+    call = _selected(f'"{_GUARD}"(1)')["select_list"][0]
+    call["arguments"][0]["expression"] = tree
+    return call  # type: ignore[no-any-return]
 
 
 def _of_duckdb(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -237,6 +295,13 @@ def _database() -> Any:
     database = duckdb.connect(":memory:", config={"threads": "1"})
     database.execute("set enable_external_access = false").fetchall()
     database.execute("set global error_on_division_by_zero = false").fetchall()  # null, as in SQL elsewhere
+    database.execute("set global ieee_floating_point_ops = false").fetchall()  # the same of floats
+    for name in ("ln", "log10", "sqrt"):
+        database.execute(f"create macro {name}(x) as try(system.main.{name}(x))").fetchall()
+    is_nan = "typeof(v) in ('FLOAT', 'DOUBLE') and v::varchar in ('nan', '-nan')"
+    # As a list: the argument is there once, however deep the calls are nested.
+    guard = f"list_extract(list_filter([x], lambda v: not ({is_nan})), 1)"
+    database.execute(f'create macro "{_GUARD}"(x) as {guard}').fetchall()
     database.execute("set global TimeZone = 'UTC'").fetchall()  # else that of the machine
     database.execute("set lock_configuration = true").fetchall()
     # DuckDB complains of what is left when a process ends that still has another thread.

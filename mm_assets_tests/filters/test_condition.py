@@ -103,6 +103,78 @@ def test_what_is_no_number_counts_as_null() -> None:
     assert evaluate("not (small > 1)", scores) == [False, True, False]
 
 
+ODD = pa.table(
+    {
+        "n": [0.0, 3.0, None],
+        "m": [0.0, 0.5, 1.0],
+        "far": [float("inf"), 1.0, 1.0],
+        "words": [7, 7, 700],
+        "images": [0, 1, 1],
+        "text": ["nan", "7", "x"],
+        "numbers": [[float("nan")], [9.0], []],
+        "meta": [{"x": float("nan")}, {"x": 9.0}, None],
+        "deep": [{"y": [{"x": float("nan")}]}, {"y": [{"x": 9.0}]}, None],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("n / m > 5", [False, True, False]),
+        ("not (n / m <= 5)", [False, True, False]),
+        ("n % m > 5 or n // m > 5", [False, True, False]),
+        ("n / m is null", [True, False, True]),
+        ("words / images > 100", [False, False, True]),
+        ("ln(n) > 0", [False, True, False]),
+        ("not (ln(m) > 0)", [False, True, True]),
+        ("log10(n) > 0 or n = 0", [True, True, False]),
+        ("sqrt(n - 1) >= 0", [False, True, False]),
+        ("far - far >= 0", [False, True, True]),
+        ("far - far > 5 or m > 0.7", [False, False, True]),
+        ("not (far * n between 0 and 2)", [False, True, False]),
+        ("far > 5", [True, False, False]),  # an infinity of the data is a number
+        ("text::double > 5", [False, True, False]),
+        ("coalesce(far - far, 7) > 5", [True, False, False]),
+        ("greatest(far - far, 1) > 5", [False, False, False]),
+        ("case when n = 0 then far - far else 9 end > 5", [False, True, True]),
+        ("(far - far) not in (1, 2)", [False, True, True]),
+        ("numbers[1] > 5", [False, True, False]),
+        ("not (numbers[1] < 5)", [False, True, False]),
+        ("meta.x > 5", [False, True, False]),
+        ("meta.x is not null", [False, True, False]),
+        ("deep.y[1].x > 5", [False, True, False]),
+    ],
+)
+def test_what_comes_to_no_number_in_between_counts_as_null(condition: str, holds: list[bool]) -> None:
+    refuse_other_than_condition(condition, ODD.schema)
+    assert evaluate(condition, ODD) == holds
+
+
+def test_comparisons_inside_each_other_take_no_time() -> None:
+    condition = "n + 1 > 2"
+    for _ in range(60):
+        condition = f"(({condition})::int + 1 > 1)"
+    assert evaluate(condition, ODD) == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "text like 'n%' escape '!'",
+        "text ilike 'N''%'",
+        "not regexp_matches(text, '\\d\\n')",
+        "date_part('year', timestamp '2020-01-02 03:04:05') = 2020",
+        "text = 'it''s -- no remark' or words::decimal(9, 2) * 1.50 = 10.5",
+        "'x' in ('x', text) and \"text\" != ''",
+        "words = 7 -- a remark",
+    ],
+)
+def test_guarded_conditions_say_the_same(told: str) -> None:
+    guarded = evaluate(f"({told}\n) and n + 0 is not distinct from n", ODD)
+    assert guarded == evaluate(told, ODD)
+
+
 TYPES = pa.schema([("width", pa.int32()), ("format", pa.string()), ("bright", pa.float64())])
 
 
