@@ -43,6 +43,7 @@ _PARQUET, _CSV, _TEXT = ".parquet", (".csv", ".tsv"), ".txt"
 _SUFFIXES: Final = (_PARQUET, *_CSV, _TEXT)
 _DIGITS, _HEX = r"^[0-9]{1,9}$", "^[0-9a-f]{64}$"
 _UNPRINTABLE: Final = r"[\p{C}\s]+"
+_WANTED: Final = (SAMPLE_ID, _CURATOR_ID, POSITION, SHA256, REASON)
 _LONGEST_REASON: Final = 100  # characters
 _MOST_REASONS: Final = 1000  # each is counted in the metadata of events
 _AT_ONCE: Final = 1 << 20
@@ -148,6 +149,9 @@ def _columns_of(uri: str, data: pa.Buffer) -> tuple[str, ...]:
             names = pa_csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=_csv(suffix)).column_names
     except UNREADABLE as error:
         raise BadList(f"{uri}: not a readable {suffix[1:]} file: {error_line(error)}") from error
+    for name in _WANTED:
+        if names.count(name) > 1:
+            raise BadList(f"{uri}: it has {names.count(name)} columns {name}: leave one")
     has_id = SAMPLE_ID in names or (_CURATOR_ID in names and SHA256 not in names)
     if has_id and POSITION in names:
         return OF_IMAGES
@@ -168,19 +172,18 @@ def _csv(suffix: str) -> pa_csv.ParseOptions:
 def _table_of(uri: str, data: pa.Buffer) -> pa.Table:
     """Return the columns of a file that count; those of CSV and text are text."""
     suffix = _suffix(uri)
-    wanted = (SAMPLE_ID, _CURATOR_ID, POSITION, SHA256, REASON)
     try:
         if suffix == _TEXT:
             return pa.table({SAMPLE_ID: _lines_of(uri, data)})
         if suffix == _PARQUET:
             file = open_checked(pa.BufferReader(data))
-            names = [name for name in wanted if name in file.schema_arrow.names]
+            names = [name for name in _WANTED if name in file.schema_arrow.names]
             return file.read(names, use_threads=False)
         options = pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=True, null_values=[""]
+            column_types=dict.fromkeys(_WANTED, pa.string()), strings_can_be_null=True, null_values=[""]
         )
         table = pa_csv.read_csv(pa.BufferReader(data), parse_options=_csv(suffix), convert_options=options)
-        return table.select([name for name in wanted if name in table.column_names])
+        return table.select([name for name in _WANTED if name in table.column_names])
     except BadList:
         raise
     except UNREADABLE as error:

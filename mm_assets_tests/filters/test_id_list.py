@@ -163,6 +163,7 @@ def test_actions() -> None:
         ("a.csv", b"sample_id\na\n\xff\n", "a.csv: not a readable csv file: .*UTF"),
         ("a.txt", b"a\nb\n\xff\n", "a.txt: line 3: not UTF-8; lists with columns end in .parquet or .csv"),
         ("a.parquet", b"PAR1 no", "a.parquet: not a readable parquet file: "),
+        ("a.csv", "sample_id,x,sample_id\na,1,b\n", "a.csv: it has 2 columns sample_id: leave one"),
         ("a.parquet", {"x": [1]}, "a.parquet: no column sample_id or sha256; its columns: 'x'"),
         ("a.parquet", {"sample_id": [1.5]}, "a.parquet: column 'sample_id' is of type double"),
         ("a.parquet", {"sample_id": ["a", None]}, "a.parquet: row 2: sample_id: no value"),
@@ -182,6 +183,14 @@ def test_a_bad_list_is_one_line(name: str, content: Any, line: str) -> None:
     assert str(told.value).startswith("drop_ids: ")
     assert "\n" not in str(told.value)
     assert not Path("lists").exists()
+
+
+def test_two_columns_of_one_name_in_parquet_are_one_line() -> None:
+    for name in ("sample_id", "reason"):
+        table = pa.table([pa.array(["a"])] * 3, names=["sample_id", name, name])
+        pq.write_table(table, "a.parquet")
+        with pytest.raises(FilterSettingError, match=f"a.parquet: it has . columns {name}: leave one"):
+            chain(DropIds(("a.parquet",)))
 
 
 def test_folders_and_patterns() -> None:
