@@ -190,7 +190,9 @@ def tensor_header(file: IO[bytes], size: int, path: str) -> Mapping[str, Any]:
         length = int.from_bytes(file.read(8), "little")
         if length > min(_MOST_JSON, size):
             raise ValueError(f"a header of {length} bytes")
-        header = json.loads(file.read(length))
+        header = json.loads(file.read(length), object_pairs_hook=_unique)
+    except _Repeated as error:
+        raise ClipModelError(f"{path}: damaged: its header has {error!s:.100} twice") from error
     except ValueError as error:
         raise ClipModelError(f"{path}: damaged: no safetensors file") from error
     except RecursionError as error:
@@ -198,6 +200,19 @@ def tensor_header(file: IO[bytes], size: int, path: str) -> Mapping[str, Any]:
     if not isinstance(header, dict):
         raise ClipModelError(f"{path}: damaged: no safetensors file")
     return header
+
+
+class _Repeated(ValueError):
+    """A name that an object of JSON has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _Repeated(ascii(name))
+        found[name] = value
+    return found
 
 
 def _object(path: Path) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from reprlib import repr
 from typing import Any, Final, Self
 
@@ -30,6 +31,7 @@ from mm_assets.storage.files import absolute
 
 _SETTING: Final = "MM_CLIP_NETWORKS"
 _MOST_BYTES: Final = 64 << 20
+_MOST_DIMENSIONS: Final = 2  # of the tensors of linear layers
 _AT_ONCE: Final = 256  # vectors: a layer makes no more than some megabytes of them
 _DECIMALS: Final = 4  # as of the embedding
 _NAME = re.compile("[a-z][a-z0-9_]*")
@@ -121,9 +123,11 @@ def _tensors(data: bytes, path: str) -> tuple[dict[str, Vectors], Mapping[str, A
     """Return tensors by name, and the metadata of their file."""
     file = io.BytesIO(data)
     header = dict(tensor_header(file, len(data), path))
-    body = data[file.tell() :]
+    body = memoryview(data)[file.tell() :]  # else each tensor copies its part
     notes = header.pop("__metadata__", {})
     found: dict[str, Vectors] = {}
+    raws: dict[str, tuple[npt.NDArray[Any], str, list[int]]] = {}  # views
+    places: list[tuple[int, int, str]] = []
     for name, tensor in header.items():
         try:
             kind, shape, (start, end) = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
@@ -131,6 +135,11 @@ def _tensors(data: bytes, path: str) -> tuple[dict[str, Vectors], Mapping[str, A
                 raise MeasureFileError(f"{path}: {name} is of type {repr(kind)}, not {', '.join(_TYPES)}")
             if any(type(size) is not int or size < 1 for size in (*shape, end - start)) or start < 0:
                 raise ValueError(shape)
+            if len(shape) > _MOST_DIMENSIONS:
+                raise MeasureFileError(
+                    f"{path}: {name} has {len(shape)} dimensions, at most {_MOST_DIMENSIONS}"
+                )
+            places.append((start, end, name))
             raw = np.frombuffer(body[start:end], _TYPES[kind])
             if end > len(body) or len(raw) != math.prod(shape):
                 raise ValueError(end)
@@ -138,6 +147,12 @@ def _tensors(data: bytes, path: str) -> tuple[dict[str, Vectors], Mapping[str, A
             if isinstance(error, MeasureFileError):
                 raise
             raise MeasureFileError(f"{path}: damaged: {name} does not fit its place in the file") from error
+        raws[name] = (raw, kind, shape)
+    places.sort()
+    for (_, end, one), (start, _, other) in pairwise(places):
+        if start < end:
+            raise MeasureFileError(f"{path}: damaged: {one} and {other} are at the same place in the file")
+    for name, (raw, kind, shape) in raws.items():
         wide = (raw.astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else raw
         found[name] = wide.astype(np.float64).reshape(shape)
         if not np.isfinite(found[name]).all():

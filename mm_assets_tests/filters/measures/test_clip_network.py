@@ -111,6 +111,27 @@ STATED = "net: its metadata must state activation, one of identity, relu, and ma
         (altered(weights_file(ONE), shape="12"), "net: damaged: linear.weight does not fit"),
         (altered(weights_file(ONE), data_offsets=[-4, 4]), "net: damaged: linear.weight does not fit"),
         (altered(weights_file(ONE), data_offsets=[0, 1 << 60]), "net: damaged: linear.weight does not fit"),
+        (
+            altered(weights_file(ONE), shape=[1, 2] + [1] * 63),
+            "net: linear.weight has 65 dimensions, at most 2",
+        ),
+        (altered(weights_file(ONE), shape=[1] * 9 + [2]), "net: linear.weight has 10 dimensions, at most 2"),
+        (
+            altered(weights_file({"a.weight": [[1.0, 2.0]], **ONE}), data_offsets=[4, 12]),
+            "net: damaged: a.weight and linear.weight are at the same place in the file",
+        ),
+        (
+            altered(weights_file({"a.weight": [[1.0, 2.0]], **ONE}), data_offsets=[0, 8]),
+            "net: damaged: a.weight and linear.weight are at the same place in the file",
+        ),
+        (
+            weights_file(ONE).replace(b'"dtype": "F32", "shape"', b'"dtype": "F32", "dtype"'),
+            "net: damaged: its header has 'dtype' twice",
+        ),
+        (
+            weights_file({**ONE, "tinear.weight": [[1.0, 2.0]]}).replace(b"tinear", b"linear"),
+            "net: damaged: its header has 'linear.weight' twice",
+        ),
         (altered(weights_file(ONE), data_offsets=[0]), "net: damaged: linear.weight does not fit"),
     ],
 )
