@@ -109,7 +109,7 @@ def _document(given: object) -> Document:
     if isinstance(given, Mapping):
         for name in given:
             if name not in _FIELDS:
-                raise SampleError(BAD_LAYOUT, f"no field of a document: {name!r:.100}; {_NO_DOCUMENT}")
+                raise SampleError(BAD_LAYOUT, f"no field of a document: {_shown(name)}; {_NO_DOCUMENT}")
         return Document(given.get("id"), given.get("items"), given.get("metadata") or {})  # type: ignore[arg-type]
     if isinstance(given, tuple) and 2 <= len(given) <= len(_FIELDS):
         return Document(given[0], given[1], (given[2] if len(given) > 2 else None) or {})
@@ -157,8 +157,15 @@ class _Encoder:
                 if not self._quarantines:
                     raise ShardError(line) from error
                 # No `sample_key` is like this name.
-                payload = refusal(sample_id or f"document {self._number}", kind, line, None)
+                payload = refusal(sample_id or self._made_up_id(), kind, line, None)
                 yield [(f"=refused-{self._number}.json", dumps(payload).encode())]
+
+    def _made_up_id(self) -> str:
+        """Return an id for a document that has none; no document before it has this one."""
+        made = f"refused document {self._number}"
+        while _digest_of(made) in self._seen:
+            made = f"refused {made}"
+        return made
 
     def _members(self, document: Document) -> Members:
         items = document.items
@@ -205,10 +212,16 @@ class _Encoder:
         return [*members, (f"{key}.json", payload)]
 
 
+def _shown(value: object) -> str:
+    """Return a value for people: of one that may be shown by its address, the type."""
+    is_plain = value is None or type(value) in (str, bytes, bool, int, float)
+    return f"{value!r:.100}" if is_plain else f"a value of type {type(value).__name__}"
+
+
 def _digest_of(sample_id: object) -> int:
     if not isinstance(sample_id, str) or not sample_id:
         hint = f": write str({sample_id!r})" if isinstance(sample_id, int) else ""
-        raise SampleError(BAD_SAMPLE_ID, f"its id is no text, or empty: {sample_id!r:.100}{hint}")
+        raise SampleError(BAD_SAMPLE_ID, f"its id is no text, or empty: {_shown(sample_id)}{hint}")
     try:
         return xxhash.xxh3_128_intdigest(sample_id.encode())
     except UnicodeEncodeError as error:
@@ -276,7 +289,7 @@ def _metadata(given: object) -> dict[str, Any]:
         raise SampleError(BAD_LAYOUT, f"{len(given)} fields of metadata, at most {MAX_FIELDS}")
     for name in given:
         if not isinstance(name, str):
-            raise SampleError(BAD_LAYOUT, f"a name in metadata is no text: {name!r:.100}")
+            raise SampleError(BAD_LAYOUT, f"a name in metadata is no text: {_shown(name)}")
     found = {name: value for name, value in given.items() if name not in RESERVED_COLUMNS}
     if clash := {name: given[name] for name in RESERVED_COLUMNS if name in given}:
         if not isinstance(found.get(SOURCE, {}), dict):

@@ -364,6 +364,10 @@ _LANCE_TEXT = "LanceError("
 _OWN_TEMPORARY = re.compile(r"/?\.[^/]*\.tmp$")
 
 
+# In the form of an object: the same fault has the same line in each process.
+_ADDRESS = re.compile(r"(?<= object) at 0x[0-9a-fA-F]+(?=>)")
+
+
 def error_line(error: BaseException) -> str:
     """Return an error as one line without traceback or secrets of URLs; unexpected classes are named."""
     return without_secrets(_line_of(error))
@@ -379,6 +383,7 @@ def _line_of(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return _at(place_of(error), _OUT_OF_MEMORY)
     message = _SOURCE_CODE.sub("", " ".join(str(error).split()))
+    message = _ADDRESS.sub("", message)
     if isinstance(error, OSError) or message.startswith(_LANCE_TEXT):
         return _of_system(error, message)
     if isinstance(error, UnicodeEncodeError) and error.reason.startswith("surrogates"):

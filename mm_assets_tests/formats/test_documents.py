@@ -207,19 +207,59 @@ BAD = [
     (("x", ["t"], {1: 2}), "document 'x': a name in metadata is no text: 1", "x", "bad_layout"),
     (("x", ["t"], {"o": object()}), "document 'x': metadata 'o': ", "x", "bad_layout"),
     (("x", ["t"], {"o": {1: 2}}), "document 'x': metadata 'o': ", "x", "bad_layout"),
-    ((7, ["t"]), "document 2: its id is no text, or empty: 7: write str(7)", "document 2", "bad_sample_id"),
-    ({"items": ["t"]}, "document 2: its id is no text, or empty: None", "document 2", "bad_sample_id"),
-    (("", ["t"]), "document 2: its id is no text, or empty: ''", "document 2", "bad_sample_id"),
-    (("\ud800", ["t"]), "document 2: its id has lone surrogates", "document 2", "lone_surrogate"),
+    (
+        (7, ["t"]),
+        "document 2: its id is no text, or empty: 7: write str(7)",
+        "refused document 2",
+        "bad_sample_id",
+    ),
+    (
+        {"items": ["t"]},
+        "document 2: its id is no text, or empty: None",
+        "refused document 2",
+        "bad_sample_id",
+    ),
+    (("", ["t"]), "document 2: its id is no text, or empty: ''", "refused document 2", "bad_sample_id"),
+    (("\ud800", ["t"]), "document 2: its id has lone surrogates", "refused document 2", "lone_surrogate"),
     (("good", ["t"]), "document 'good': its id is that of an earlier one", "good", "duplicate_id"),
     (("x", ["\udc00"]), "document 'x': a text of it has lone surrogates", "x", "lone_surrogate"),
-    ({"id": "x", "item": []}, "document 2: no field of a document: 'item'", "document 2", "bad_layout"),
-    ("text", "document 2: a str: a document is", "document 2", "bad_layout"),
-    (("x",), "document 2: a tuple: a document is", "document 2", "bad_layout"),
-    (None, "document 2: a NoneType: a document is", "document 2", "bad_layout"),
+    (
+        {"id": "x", "item": []},
+        "document 2: no field of a document: 'item'",
+        "refused document 2",
+        "bad_layout",
+    ),
+    ("text", "document 2: a str: a document is", "refused document 2", "bad_layout"),
+    (("x",), "document 2: a tuple: a document is", "refused document 2", "bad_layout"),
+    (None, "document 2: a NoneType: a document is", "refused document 2", "bad_layout"),
     (("x", [Image.new("HSV", (2, 2))]), "document 'x': item 0: a picture of mode HSV", "x", None),
     (("x", [Path("absent.png")]), "document 'x': item 0: absent.png: no such file", "x", None),
     (("x", [Path(__file__).parent]), "document 'x': item 0: ", "x", None),
+    ([7], "document 2: a list: a document is", "refused document 2", "bad_layout"),
+    (
+        ([object()], ["t"]),
+        "document 2: its id is no text, or empty: a value of type list",
+        "refused document 2",
+        "bad_sample_id",
+    ),
+    (
+        {"items": [], object(): 1},
+        "document 2: no field of a document: a value of type object; ",
+        "refused document 2",
+        "bad_layout",
+    ),
+    (
+        ("x", ["t"], {object(): 2}),
+        "document 'x': a name in metadata is no text: a value of",
+        "x",
+        "bad_layout",
+    ),
+    (
+        ("x", ["t"], {"o": [object()]}),
+        "document 'x': metadata 'o': Could not convert <object object> with",
+        "x",
+        "bad_layout",
+    ),
 ]
 
 
@@ -244,6 +284,15 @@ def test_a_bad_document(bad: Any, line: str, sample_id: str, kind: str | None) -
     (loss,) = stream.losses
     assert (loss.sample_id, loss.kind, loss.source_ref) == (sample_id, kind, None)
     assert loss.reason == str(raised.value)
+
+
+def test_the_id_of_a_document_without_one_is_of_no_other_before_it() -> None:
+    given: list[Any] = [("document 2", ["real"]), None, ("refused document 4", ["too"]), None]
+    reader = documents(given, quarantine_errors=True)
+    (stream,) = map(reader.open, reader.partitions())
+    real = {row["sample_id"] for batch in stream for row in batch.data.to_pylist()}
+    assert real == {"document 2", "refused document 4"}
+    assert [loss.sample_id for loss in stream.losses] == ["refused document 2", "refused refused document 4"]
 
 
 def test_nested_too_deeply_is_refused() -> None:

@@ -116,7 +116,7 @@ def test_gate_quarantine_accounting_and_proof(tmp_path: Path, deploy: Deploy, bo
     ]
     records = pq.read_table(storage / "quarantine" / "de%2Fb.parquet").to_pylist()
     kinds = {(record["sample_id"], record["kind"]) for record in records}
-    assert kinds == {("b1", "duplicate_id"), ("document 8", "bad_sample_id"), ("a0", "duplicate_id")}
+    assert kinds == {("b1", "duplicate_id"), ("refused document 8", "bad_sample_id"), ("a0", "duplicate_id")}
     is_equal, _, proof = prove(deployment)
     assert is_equal
     assert proof["is_equal"] is True
