@@ -15,6 +15,7 @@ from mm_assets.formats.raw_shards import RawLocations, RawReader, location_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import detect_format, reader_for
 from mm_assets.formats.tar.index import TarDamage
+from mm_assets.formats.webdataset import folders
 from mm_assets.interleaved import materialize
 from mm_assets.storage.files import open_binary
 from mm_assets_tests.formats.images.pictures import picture
@@ -291,3 +292,39 @@ def test_what_is_taken_for_a_folder_of_images(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="no images"):
         RawLocations(f"folder={tmp_path}/empty").shards()
+
+
+@pytest.mark.parametrize(
+    ("bad", "text", "reason"),
+    [
+        (f"1.png,{'x' * 140_000}", "x" * 140_000, None),
+        ('1.png,"5" tall"', '5 tall"', None),
+        ('1.png,"one\n\nline"', "one\n\nline", None),
+        ('1.png,"unclosed', None, "no row of CSV: a quotation mark has no end"),
+        ("1.png,carriage\rreturn", None, "no row of CSV: new-line character seen in unquoted field"),
+        (f"1.png,{'x' * (17 << 20)}", None, "no row of CSV: field larger than field limit"),
+    ],
+)
+def test_a_bad_row_of_csv_is_lost_alone(
+    tmp_path: Path, bad: str, text: str | None, reason: str | None
+) -> None:
+    rows = ["file_name,text", "0.png,a", bad, '2.png,"c, d"', "3.png,e"]
+    files = {"metadata.csv": "\n".join(rows) + "\n", **{f"{number}.png": PNG for number in range(4)}}
+    found, losses = samples(reader_of(folder(tmp_path / "set", files)))
+    expected = {"a": [PNG], "c, d": [PNG], "e": [PNG], **({} if text is None else {text: [PNG]})}
+    assert {texts[0]: texts[1:] for texts in found.values()} == expected
+    reasons = [loss.reason for loss in losses if ": line " in loss.reason]
+    assert len(reasons) == (0 if reason is None else 1)
+    assert all(f"metadata.csv: line 3: {reason}" in each for each in reasons)
+
+
+def test_a_csv_of_endless_values_is_read_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line begins a value that has no end: what is read again has a limit."""
+    monkeypatch.setattr(folders, "_MAX_READ_AGAIN", 10_000)
+    count = 2_000
+    files = {"metadata.csv": "file_name,text\n" + 'x",y,"z\n' * count + "0.png,last\n", "0.png": PNG}
+    found, losses = samples(reader_of(folder(tmp_path / "set", files)))
+    assert list(found.values()) == [["last", PNG]]
+    assert len(losses) == count

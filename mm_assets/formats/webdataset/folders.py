@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from mm_assets.formats.batching import SampleIds
@@ -28,7 +29,7 @@ from mm_assets.formats.names import (
     is_zip,
 )
 from mm_assets.formats.partitions import Partition, id_prefix, root_of_locations
-from mm_assets.formats.tar.index import Member, TarDamage
+from mm_assets.formats.tar.index import Member
 from mm_assets.formats.tar.writer import END_BLOCKS, add_member
 from mm_assets.formats.webdataset.documents import (
     ImageTextPairs,
@@ -39,7 +40,6 @@ from mm_assets.formats.webdataset.documents import (
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     FOLDER_PROTOCOL,
-    MAX_JSON_BYTES,
     SAMPLE_ID,
     SAMPLE_ID_PREFIXES,
     RawLayout,
@@ -49,7 +49,7 @@ from mm_assets.formats.webdataset.layout import (
     sample_stem,
 )
 from mm_assets.formats.webdataset.rows import Sample
-from mm_assets.formats.webdataset.samples import TarSamples, lines_in, lost_range
+from mm_assets.formats.webdataset.samples import TarSamples, lines_in
 from mm_assets.formats.webdataset.virtual_tars import (
     FolderedAddress,
     VirtualTars,
@@ -229,6 +229,12 @@ _TEXTS = ("txt", "caption")
 _FILE_NAMES = ("_file_name", "_file_names")  # what a field is called that names images, or ends in
 _TEXT_FIELDS = ("text", "caption")
 
+_Line = tuple[int, int, int]  # number, start and end
+_MAX_ROW_BYTES = 16 << 20  # of a row of CSV, and of a value
+_MAX_ROW_LINES = 1 << 16
+_MAX_READ_AGAIN = 256 << 20  # bytes behind lines that begin no row; then each line is taken for a row
+_LINE_COST = 100  # bytes that take as long as a line
+
 
 class FolderSamples(TarSamples):
     """The samples of a folder of images, or of a zip.
@@ -253,7 +259,6 @@ class FolderSamples(TarSamples):
     ) -> None:
         self._rows_prefix = "" if layout.sample_id_prefix else rows_prefix  # once is enough
         self._header: dict[str, list[str]] = {}  # of each file of rows, by its name
-        self._damaged: list[tuple[int, int, TarDamage]] = []
         self._tables: list[Member] = []
         # Locators name the files of a folder, not the members of the tar that is made of them.
         path = f"{path.removesuffix('.tar')}/" if uri.startswith(_SCHEME) else path
@@ -304,34 +309,55 @@ class FolderSamples(TarSamples):
             yield Member(name, start, end - start, None, start - table.offset)
 
     def _rows(self, table: Member) -> Iterator[tuple[int, int, int]]:
-        """Yield number, start and end of the lines that each row of a CSV file consists of."""
-        waiting: deque[tuple[int, int, int]] = deque()  # lines of the row that is being read
+        """Yield number, start and end of the lines that each row of a CSV file consists of.
+
+        A line that begins no row is yielded alone, and reading goes on behind it.
+        """
+        lines = lines_in(self.descriptor, table.offset, table.offset + table.size)
+        again: deque[_Line] = deque()  # lines that have been read, and are in no row yet
+        row: deque[_Line] = deque()  # those of the row that is being read
+        budget = _MAX_READ_AGAIN
 
         def texts() -> Iterator[str]:
-            for number, start, end in lines_in(self.descriptor, table.offset, table.offset + table.size):
-                waiting.append((number, start, end))
-                # Latin 1 has a character for each byte; what ends a row is the same in UTF-8.
-                line = os.pread(self.descriptor, min(end - start, MAX_JSON_BYTES), start)
-                yield line.decode("latin-1") + "\n"
+            while line := again.popleft() if again else next(lines, None):
+                row.append(line)
+                if len(row) > 1 and (len(row) > _MAX_ROW_LINES or line[2] - row[0][1] > _MAX_ROW_BYTES):
+                    return
+                yield self._line_of_row(line[1], line[2])
 
-        try:
-            for row in csv.reader(texts(), strict=True):
-                (number, start, _), end = waiting[0], waiting[-1][2]
-                waiting.clear()
-                if table.name not in self._header:
-                    self._header[table.name] = [_utf8(name).removeprefix("\ufeff") for name in row]
-                else:
-                    yield number, start, end
-        except csv.Error as error:
-            number, start, _ = waiting[0]
-            damage = TarDamage(f"{self.name}: {table.name}: line {number}: no CSV: {error}", start)
-            if self._ids is None:
-                raise damage from error
-            self._damaged.append((start, table.offset + table.size, damage))
+        def rows() -> Iterator[_Line]:
+            nonlocal budget
+            csv.field_size_limit(max(csv.field_size_limit(), _MAX_ROW_BYTES))
+            while True:
+                try:
+                    for _ in csv.reader(texts(), strict=True):
+                        found = row[0][0], row[0][1], row[-1][2]
+                        row.clear()
+                        yield found
+                    return
+                except csv.Error:
+                    first = row.popleft()
+                again.extendleft(reversed(row))
+                budget -= _LINE_COST * len(row) + (row[-1][2] - row[0][1] if row else 0)
+                row.clear()
+                yield first
+                if budget < 0:  # else such a file takes time without end
+                    yield from again
+                    yield from lines
+                    return
 
-    def sound(self) -> Iterator[tuple[Member, Sample]]:
-        yield from super().sound()
-        self.losses += [lost_range(self.path, *damaged) for damaged in self._damaged]
+        found = rows()
+        for _, start, end in islice(found, 1):
+            try:
+                names = _values_of_row(self._line_of_row(start, end))
+            except csv.Error:
+                names = []
+            self._header[table.name] = [_utf8(name).removeprefix("\ufeff") for name in names]
+        yield from found
+
+    def _line_of_row(self, start: int, end: int) -> str:
+        # Latin 1 has a character for each byte; what ends a row is the same in UTF-8.
+        return os.pread(self.descriptor, min(end - start, _MAX_ROW_BYTES + 1), start).decode("latin-1") + "\n"
 
     def _payload(self, member: Member) -> dict[str, Any]:
         if not is_line(member.name):
@@ -344,10 +370,10 @@ class FolderSamples(TarSamples):
         place = f"{self.name}: {member.name}"
         try:
             text = self._read(member, "row").decode()
-            (row,) = csv.reader(io.StringIO(text, newline=""), strict=True)
+            row = _values_of_row(text)
         except UnicodeDecodeError as error:
             raise SampleError(NOT_UTF8, f"{place}: not UTF-8: {error}") from error
-        except (csv.Error, ValueError) as error:
+        except csv.Error as error:
             raise SampleError(BAD_LAYOUT, f"{place}: no row of CSV: {error}") from error
         header = self._header[table]
         if len(row) != len(header) or len(set(header)) != len(header):
@@ -375,6 +401,18 @@ class FolderSamples(TarSamples):
 def _is_table(member: Member) -> bool:
     is_rows = posixpath.basename(member.name).lower() in _METADATA
     return (is_rows or extension(member.name) == "jsonl") and member.broken is None
+
+
+def _values_of_row(text: str) -> list[str]:
+    """Return the values of a row of CSV. Quotation marks inside of a value need not be doubled.
+
+    Raises:
+        csv.Error: a value is not ended, or has a carriage return outside of quotation marks.
+    """
+    found, *others = csv.reader(io.StringIO(f"{text}\n.", newline="\n"))
+    if not others:
+        raise csv.Error("a quotation mark has no end")
+    return found
 
 
 def _utf8(text: str) -> str:
