@@ -4,7 +4,7 @@
 * `ImagePlaces.find`: the place of an image by its name or URL, or the fault for which there is none.
 
 Tars are indexed by the names of their members, and by what img2dataset notes of each download: URL and key.
-The index takes about 110 bytes an image. The workers of a run share it as a mapped Arrow file.
+The index takes about 100 bytes an image. The workers of a run share it as a mapped Arrow file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mm_assets.model.errors import (
     warn_user,
 )
 from mm_assets.model.samples import build_source_ref
-from mm_assets.storage.files import StorageOptions, absolute, exists, filesystem, is_remote, join
+from mm_assets.storage.files import StorageOptions, absolute, exists, filesystem, is_remote, join, open_binary
 from mm_assets.storage.listing import expand
 from mm_assets.storage.stores import canonical_url, clean_url
 
@@ -54,6 +54,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SUCCESS = "success"  # what img2dataset calls a download that it has the bytes of
 _MAX_NOTE = 1 << 20  # bytes of a json that img2dataset writes; larger ones are documents
 _LONGEST_ERROR = 200  # characters
+_BLOCK = 1 << 20  # bytes in memory while places are compared
 
 # How a name is looked up, in this order: the first that finds anything decides.
 _NAME, _KEY, _BASENAME, _URLS = "n", "k", "b", "u"
@@ -61,7 +62,7 @@ _NO_PLACE = -1  # in the place of a tar: a download that failed; its name is the
 
 Numbers = npt.NDArray[Any]
 _DIGEST = np.dtype("S16")
-_RECORD = np.dtype([("source", "<i4"), ("offset", "<i8"), ("size", "<i8"), ("content", "<u8")])
+_RECORD = np.dtype([("source", "<i4"), ("offset", "<i8"), ("size", "<i8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +231,13 @@ class ImagePlaces:
 
     A name is looked up as a path in the folders and the name of a member, then as a key of img2dataset, then
     as the last part of a member's path; a URL as one that img2dataset has downloaded. Only exact matches
-    count. Data name no file outside of the places: not by ``..``, not by a link.
+    count; of several places that have the same bytes, the first is taken. Data name no file outside of the places: not by ``..``, not by a link.
     """
 
     def __init__(self, listing: _Listing, options: StorageOptions | None = None) -> None:
         self._listing = listing
         self._options = options
+        self._digests: dict[ImagePlace, bytes] = {}  # of those that share a name
         local = [folder for folder in listing.folders if not is_remote(folder)]
         self._folders = {folder: os.path.realpath(folder).rstrip("/") + "/" for folder in local}
         self._sources = [*(f for f in listing.folders if is_remote(f)), *(tar for tar, _ in listing.tars)]
@@ -262,21 +264,20 @@ class ImagePlaces:
     def _indexed(self, kind: str, name: str) -> Iterator[_Found]:
         index = self._index
         for number in index.find(kind, name):
-            source, offset, size, content = index.records[number].item()
+            source, offset, size = index.records[number].item()
             text = index.names[number].as_py()
             if source == _NO_PLACE:
                 yield _Found(None, error=text)
             elif is_remote(uri := self._sources[source]) and uri in self._listing.folders:
-                yield _Found(ImagePlace(join(uri, text), None, offset, size), content)
+                yield _Found(ImagePlace(join(uri, text), None, offset, size))
             else:
-                yield _Found(ImagePlace(uri, text, offset, size), content)
+                yield _Found(ImagePlace(uri, text, offset, size))
 
-    @staticmethod
-    def _chosen(token: str, candidates: Iterator[_Found] | Sequence[_Found]) -> ImagePlace | Fault | None:
+    def _chosen(self, token: str, candidates: Iterable[_Found]) -> ImagePlace | Fault | None:
         found = list(candidates)
-        places = {each.place: each.content for each in found if each.place is not None}
-        if len(places) > 1 and (0 in places.values() or len(set(places.values())) > 1):
-            first, second = [place.member or place.uri for place in places][:2]
+        places = list(dict.fromkeys(each.place for each in found if each.place is not None))
+        if len(places) > 1 and not self._are_same(places):
+            first, second = [place.member or place.uri for place in places[:2]]
             where = {place.uri for place in places}
             in_tars = "" if len(where) == 1 else f" in {len(where)} files"
             return Fault(
@@ -288,6 +289,24 @@ class ImagePlaces:
             reason = f"the download failed: {found[0].error or 'no reason was noted'}"
             return Fault(FETCH_FAILED, f"{reason} (as img2dataset notes of {token!r:.200})")
         return next(iter(places), None)
+
+    def _are_same(self, places: Sequence[ImagePlace]) -> bool:
+        """Return whether places have the same bytes. What a tar states of its bytes is not believed."""
+        first = places[0]
+        return all(place.size == first.size for place in places) and all(
+            self._bytes_digest(place) == self._bytes_digest(first) for place in places[1:]
+        )
+
+    def _bytes_digest(self, place: ImagePlace) -> bytes:
+        if place not in self._digests:
+            digest, left = hashlib.blake2b(digest_size=16), place.size
+            with open_binary(place.uri, self._options) as file:
+                file.seek(place.offset)
+                while left and (block := file.read(min(left, _BLOCK))):
+                    digest.update(block)
+                    left -= len(block)
+            self._digests[place] = digest.digest()
+        return self._digests[place]
 
     @cached_property
     def _index(self) -> _Index:
@@ -321,10 +340,9 @@ class ImagePlaces:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A place, with a digest of what is there (0: not known), or why there is none."""
+    """A place, or why there is none."""
 
     place: ImagePlace | None
-    content: int = 0
     error: str | None = None
 
 
@@ -343,15 +361,14 @@ class _Part:
 
     source: int
     names: list[str] = field(default_factory=list)
-    records: list[tuple[int, int, int, int]] = field(default_factory=list)
+    records: list[tuple[int, int, int]] = field(default_factory=list)
     lookups: list[tuple[bytes, int]] = field(default_factory=list)
 
-    def add(self, names: Mapping[str, str], name: str, offset: int, size: int, content: str = "") -> None:
+    def add(self, names: Mapping[str, str], name: str, offset: int, size: int) -> None:
         """Add an image that is found by each of ``names``, by how they are looked up."""
         number = len(self.records)
-        digest = int.from_bytes(_digest("", content)[:8], "little") if content else 0
         self.names.append(name)
-        self.records.append((self.source, offset, size, digest))
+        self.records.append((self.source, offset, size))
         self.lookups += [(_digest(kind, text), number) for kind, text in names.items()]
 
     def packed(self) -> tuple[Numbers, pa.Array, Numbers, Numbers]:
@@ -367,7 +384,7 @@ class _Part:
         """Add a download that failed."""
         self.lookups.append((_digest(_URLS, url), len(self.records)))
         self.names.append(error[:_LONGEST_ERROR])
-        self.records.append((_NO_PLACE, 0, 0, 0))
+        self.records.append((_NO_PLACE, 0, 0))
 
 
 class _Index:
@@ -447,8 +464,7 @@ def _add_tar(part: _Part, uri: str, options: StorageOptions | None) -> None:
             names[_KEY] = key
         if is_image and isinstance(url, str) and note.get("status", _SUCCESS) == _SUCCESS:
             names[_URLS] = url
-        content = note.get("sha256")
-        part.add(names, member.name, member.offset, member.size, content if isinstance(content, str) else "")
+        part.add(names, member.name, member.offset, member.size)
     failures = {note["url"]: note for note in notes.values() if note.get("status", _SUCCESS) != _SUCCESS}
     failures |= {url: {"error_message": error} for url, error in _failures_beside(uri, options)}
     for url, note in failures.items():

@@ -100,6 +100,17 @@ def test_results_of_img2dataset_are_found_by_url_and_key(downloads: Path) -> Non
     assert data(made.find("http://example.org/")) == nowhere
 
 
+def test_what_a_tar_states_of_its_bytes_is_not_believed(tmp_path: Path) -> None:
+    """Other bytes are another image, whatever their sha256; the same bytes are the same one."""
+    shards = {"a": (JPG, "1"), "b": (JPG, "2"), "c": (JPG[:-1] + b"x", "1"), "d": (JPG2, "1")}
+    for name, (content, sha256) in shards.items():
+        make_tar(tmp_path / f"{name}.tar", [(f"{name}.jpg", content), note(name, URL, sha256=sha256)])
+    assert data(found(f"{tmp_path}/a.tar {tmp_path}/b.tar").find(URL)) == JPG
+    for other in "cd":
+        fault = data(found(f"{tmp_path}/a.tar {tmp_path}/{other}.tar").find(URL))
+        assert str(fault).startswith(f"ambiguous reference '{URL}': 2 images in 2 files"), other
+
+
 def test_names_in_tars(tmp_path: Path) -> None:
     make_tar(tmp_path / "a.tar", [("x/1.jpg", JPG), ("x/2.jpg", JPG), ("y/2.jpg", JPG2), ("3.jpg", JPG)])
     make_tar(tmp_path / "b.tar", [("3.jpg", JPG2), ("z/1.png", JPG2), ("1.png", JPG)])
