@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,7 @@ MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["tif
 _SETTING = "MM_IMAGES_FROM"
 _GLOB = re.compile(r"[*?\[{]")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_FILE_URL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _SUCCESS = "success"  # what img2dataset calls a download that it has the bytes of
 _MAX_NOTE = 1 << 20  # bytes of a json that img2dataset writes; larger ones are documents
 _LONGEST_ERROR = 200  # characters
@@ -230,8 +232,10 @@ class ImagePlaces:
     """Lookup of images in folders and tars.
 
     A name is looked up as a path in the folders and the name of a member, then as a key of img2dataset, then
-    as the last part of a member's path; a URL as one that img2dataset has downloaded. Only exact matches
-    count; of several places that have the same bytes, the first is taken. Data name no file outside of the places: not by ``..``, not by a link.
+    as the last part of a member's path; a URL as one that img2dataset has downloaded; an absolute path, or a
+    ``file://`` URL, as a path in the folder that it lies below. Only exact matches count; of several places
+    that have the same bytes, the first is taken. Data name no file outside of the places: not by ``..``, not
+    by a link.
     """
 
     def __init__(self, listing: _Listing, options: StorageOptions | None = None) -> None:
@@ -244,22 +248,44 @@ class ImagePlaces:
 
     def find(self, token: str) -> ImagePlace | Fault:
         """Return the place of an image by its name or URL, or the fault for which there is none."""
+        path = _absolute_path(token)
         if _URL.match(token):
-            return self._chosen(token, self._indexed(_URLS, token)) or _nowhere(token, "no such URL in")
-        name = token.removeprefix("./")
-        if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
+            found_url = self._chosen(token, self._indexed(_URLS, token))
+            if found_url is not None or path is None:
+                return found_url or _nowhere(token, "no such URL in")
+        name = token.removeprefix("./") if path is None else path
+        if not name or "\0" in name or name == "/" or ".." in name.split("/"):
             return _nowhere(token, "such a path is not followed in")
+        if path is not None:
+            return self._at_path(token, path)
         found = [*self._in_folders(name), *self._indexed(_NAME, name)] or [*self._indexed(_KEY, name)]
         if not found and "/" not in name:
             found = [*self._indexed(_BASENAME, name)]
         return self._chosen(token, found) or _nowhere(token, "no such image in")
 
+    def _at_path(self, token: str, path: str) -> ImagePlace | Fault:
+        """Return the image at an absolute path, which has to lie below one of the folders."""
+        names = [
+            (folder, path[len(start) :])
+            for folder, root in self._folders.items()
+            for start in dict.fromkeys((folder.rstrip("/") + "/", root))
+            if path.startswith(start)
+        ]
+        if not names:
+            why = f"such a path is followed only below a folder that {_SETTING} names"
+            return Fault(DANGLING_REFERENCE, f"dangling reference {token!r:.200}: {why}")
+        found = [found for folder, name in names for found in self._in_folder(folder, name)]
+        return self._chosen(token, found) or _nowhere(token, "no such image in")
+
     def _in_folders(self, name: str) -> Iterator[_Found]:
-        for folder, root in self._folders.items():
-            path = os.path.join(folder, name)
-            real = os.path.realpath(path)
-            if real.startswith(root) and os.path.isfile(real):
-                yield _Found(ImagePlace(path, None, 0, os.path.getsize(real)))
+        for folder in self._folders:
+            yield from self._in_folder(folder, name)
+
+    def _in_folder(self, folder: str, name: str) -> Iterator[_Found]:
+        path = os.path.join(folder, name)
+        real = os.path.realpath(path)
+        if real.startswith(self._folders[folder]) and os.path.isfile(real):
+            yield _Found(ImagePlace(path, None, 0, os.path.getsize(real)))
 
     def _indexed(self, kind: str, name: str) -> Iterator[_Found]:
         index = self._index
@@ -344,6 +370,17 @@ class _Found:
 
     place: ImagePlace | None
     error: str | None = None
+
+
+def _absolute_path(token: str) -> str | None:
+    """Return the path of a token that is absolute, or a URL of a local file."""
+    if (url := _FILE_URL.match(token)) is not None:
+        path = unquote(token[url.end() :], errors="surrogateescape")
+    elif token.startswith("/"):
+        path = token
+    else:
+        return None
+    return re.sub("//+", "/", path)
 
 
 def _nowhere(token: str, why: str) -> Fault:

@@ -148,6 +148,34 @@ def test_data_lead_to_no_file_outside(tmp_path: Path) -> None:
         assert str(data(made.find(token))).startswith("dangling reference"), token
 
 
+def test_absolute_paths_lead_only_below_folders_that_are_named(tmp_path: Path) -> None:
+    """As Qwen-VL has them: ``file://`` and a path."""
+    folder = tmp_path / "images"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a b.jpg").write_bytes(JPG)
+    (tmp_path / "secret.jpg").write_bytes(JPG)
+    (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    (tmp_path / "images2").mkdir()
+    (tmp_path / "images2" / "a.jpg").write_bytes(JPG2)
+    (tmp_path / "named").symlink_to(folder)
+    outside = f"such a path is followed only below a folder that {places._SETTING} names"
+    for made in (found(folder), found(tmp_path / "named"), found(f"{folder} {folder / 'deep'}")):
+        name = f"{folder}/deep/a b.jpg"
+        for token in (name, f"file://{name}", f"file://localhost{folder}//deep/a%20b.jpg"):
+            assert data(made.find(token)) == JPG, token
+        for token in (f"{tmp_path}/secret.jpg", f"file://{tmp_path}/images2/a.jpg", "file:///etc/passwd"):
+            assert data(made.find(token)) == f"dangling reference {token!r:.200}: {outside}"
+        for token in (f"{folder}/link.jpg", f"{folder}/deep", f"{folder}/none.jpg"):
+            assert str(data(made.find(token))).endswith(": no such image in MM_IMAGES_FROM"), token
+        for token in (f"{folder}/../secret.jpg", f"file://{folder}/%2e%2e/secret.jpg", f"{folder}/a%00.jpg"):
+            assert str(data(made.find(token))).startswith("dangling reference"), token
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps({"images": [f"file://{folder}/deep/a b.jpg", "/etc/passwd"]}) + "\n")
+    rows = read(path, str(folder))
+    assert [row["binary_content"] for row in rows] == [JPG, None]
+    assert rows[1]["materialize_error"] == f"dangling reference '/etc/passwd': {outside}"
+
+
 def test_lines_name_images_of_a_media_tar(tmp_path: Path) -> None:
     """As Nemotron has them: the tar lies elsewhere, and has another name."""
     make_tar(tmp_path / "media" / "media_0.tar", [("img/a.jpg", JPG), ("img/b.jpg", JPG2)])
