@@ -254,7 +254,7 @@ class ImagePlaces:
             if found_url is not None or path is None:
                 return found_url or _nowhere(token, "no such URL in")
         name = token.removeprefix("./") if path is None else path
-        if not name or "\0" in name or name == "/" or ".." in name.split("/"):
+        if not name or "\0" in name or name.endswith("/") or ".." in name.split("/"):
             return _nowhere(token, "such a path is not followed in")
         if path is not None:
             return self._at_path(token, path)

@@ -141,6 +141,8 @@ def test_data_lead_to_no_file_outside(tmp_path: Path) -> None:
         "out/images/../secret.jpg",
         "pipe.jpg",
         "deep",
+        "deep/a.jpg/",
+        f"{folder}/deep/a.jpg/",
         "a\0b",
         f"file://{tmp_path}/secret.jpg",
     ]
