@@ -72,6 +72,7 @@ _IMAGES = re.compile(rf"(.+)\.[0-9a-f]{{16}}{re.escape(IMAGES_SUFFIX)}")
 
 # Lines of others name no tar: theirs has the same name as the lines, with one of these suffixes.
 TARS_OF_OTHERS = (IMAGES_SUFFIX, ".tar")
+_NO_TAR = ": no tar is beside the lines; MM_IMAGES_FROM tells where their images lie"
 
 
 def stem_of(uri: str) -> str:
@@ -412,6 +413,8 @@ class JsonlSamples(TarSamples):
             images_path=self.images_path,
             name=self.name,
         )
+        if self.descriptor == self._lines.descriptor and self._images is None and not layout.images_from:
+            decoder.hint = _NO_TAR
         decoder.documents = find_document_layout(self._lines.members, decoder, self._payload)
         return decoder, self._lines.members
 

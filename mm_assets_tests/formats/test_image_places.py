@@ -194,7 +194,11 @@ def test_lines_name_images_of_a_media_tar(tmp_path: Path) -> None:
     assert rows[0]["content_type"] == "image/jpeg"
     ref = json.loads(rows[0]["source_ref"])
     assert (ref["path"], ref["member"]) == ("media/media_0.tar", "img/b.jpg")
+    hint = ": no tar is beside the lines; MM_IMAGES_FROM tells where their images lie"
+    assert read(path, "")[0]["materialize_error"] == f"missing member 'img/b.jpg'{hint}"
+    make_tar(path.with_suffix(".tar"), [("img/a.jpg", JPG)])
     assert read(path, "")[0]["materialize_error"] == "missing member 'img/b.jpg'"
+    path.with_suffix(".tar").unlink()
     left = read(path, str(tmp_path / "media"), materialize=False)
     assert [row["binary_content"] for row in left] == [None, None]
     table = pa.Table.from_pylist(left).drop_columns("binary_content")

@@ -224,6 +224,7 @@ class Mint1tDecoder:
         self.unread_parts: dict[str, None] = {}
         self.referenced: set[str] = set()
         self.elsewhere: ImagesElsewhere | None = None  # images that only lie in other files
+        self.hint = ""  # what the message of a missing member ends with
         self._own_images: dict[str, list[str]] | None = None
 
     @property
@@ -458,7 +459,8 @@ class Mint1tDecoder:
                 row.source_ref = member_ref(self.images_path, found.member, found.frame)
                 is_implied = found.frame is None and found.member.name == token
             else:
-                row.error = found
+                is_hinted = self.hint and found.kind == MISSING_MEMBER
+                row.error = Fault(found.kind, f"{found.message}{self.hint}") if is_hinted else found
                 row.content_type = MIME.get(extension(str(token)))
                 row.source_ref = build_source_ref(self.images_path, token if isinstance(token, str) else None)
                 is_implied = isinstance(token, str)
