@@ -2,6 +2,7 @@
 
 * `image_places`: the places that a text of locations names, looked through once in a process.
 * `ImagePlaces.find`: the place of an image by its name or URL, or the fault for which there is none.
+* `broken_data_url`: the fault of a name that is none.
 
 Tars are indexed by the names of their members, and by what img2dataset notes of each download: URL and key.
 The index takes about 100 bytes an image. The workers of a run share it as a mapped Arrow file.
@@ -248,6 +249,8 @@ class ImagePlaces:
 
     def find(self, token: str) -> ImagePlace | Fault:
         """Return the place of an image by its name or URL, or the fault for which there is none."""
+        if (broken := broken_data_url(token)) is not None:
+            return broken
         path = _absolute_path(token)
         if _URL.match(token):
             found_url = self._chosen(token, self._indexed(_URLS, token))
@@ -370,6 +373,13 @@ class _Found:
 
     place: ImagePlace | None
     error: str | None = None
+
+
+def broken_data_url(token: object) -> Fault | None:
+    """Return the fault of a data URL that has been left as a name, since it is no base64; None of others."""
+    if not isinstance(token, str) or not token.startswith("data:"):
+        return None
+    return Fault(DANGLING_REFERENCE, f"dangling reference {token!r:.200}: a broken data URL: no valid base64")
 
 
 def _absolute_path(token: str) -> str | None:

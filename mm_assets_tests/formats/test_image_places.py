@@ -207,6 +207,18 @@ def test_lines_name_images_of_a_media_tar(tmp_path: Path) -> None:
     assert table.column("binary_content").to_pylist() == [JPG2, None]
 
 
+def test_a_broken_data_url_is_told(tmp_path: Path) -> None:
+    """And not looked up as a name, with or without places."""
+    url = "data:image/png;base64,!!!"
+    expected = f"dangling reference {url!r:.200}: a broken data URL: no valid base64"
+    lines, table = tmp_path / "lines.jsonl", tmp_path / "t.parquet"
+    lines.write_text(json.dumps({"texts": ["x", None], "images": [None, url]}) + "\n")
+    pq.write_table(pa.table({"images": [[None, url]], "texts": [["x", None]]}), table)
+    (tmp_path / "images").mkdir()
+    for path, text in ((lines, ""), (lines, str(tmp_path / "images")), (table, str(tmp_path / "images"))):
+        assert [row["materialize_error"] for row in read(path, text)] == [expected]
+
+
 def test_documents_of_parquet_name_urls(tmp_path: Path, downloads: Path) -> None:
     """As OBELICS has them: a URL or null for each item."""
     path = tmp_path / "o.parquet"
