@@ -221,6 +221,7 @@ def _end_of_value(data: mmap.mmap, start: int) -> int | None:
     return None
 
 
+_MEMBER = re.compile(r"[^./]+\.\d+\.\w+", re.ASCII)  # as `SampleEncoder` names images
 _IMAGES_COLUMN = "images"  # entry of a report: the tar that the lines name
 _LEVEL = 6  # of gzip: higher ones take far longer and save a few percent
 _STORED = 0  # for text that compresses so well that readers would take it for a decompression bomb
@@ -274,6 +275,9 @@ class JsonlSink(Sink):
         self._options = options
         self._encoder = SampleEncoder(schema)
         self._samples = 0
+        # With a layout: names of images in the tar, and of absent ones that look like those, with an id.
+        self._written: set[str] = set()
+        self._absent: dict[str, str] = {}
         self._images = StagedFile(stem_of(uri), options)
         try:
             self._tar = TarWriter(self._images.path)
@@ -289,9 +293,30 @@ class JsonlSink(Sink):
                 if images:
                     self._tar.write_group(images)
                 if self._layout is not None:
-                    line = dumps(folded(json.loads(line), self._layout)).encode()
+                    line = self._folded(json.loads(line), self._layout, [name for name, _ in images])
                 self._lines.write(line + b"\n")
                 self._samples += 1
+
+    def _folded(self, payload: dict[str, Any], layout: Layout, images: list[str]) -> bytes:
+        """Return the line of a document of others.
+
+        Raises:
+            ValueError: The name of an image that is not there would find an image in the tar, of whatever
+                sample: the document would come back with another image.
+        """
+        document, absent = folded(payload, layout)
+        key = str(self._samples + 1)  # lines of others are read with their number as the key
+        found = {way for name in absent for way in (name.removeprefix("./"), f"{key}.{name}")}
+        added = dict.fromkeys(filter(_MEMBER.fullmatch, found), payload[SAMPLE_ID])
+        self._absent |= added
+        self._written.update(images)
+        if taken := (self._written & added.keys()) | (self._absent.keys() & images):
+            name = min(taken)
+            raise ValueError(
+                f"sample {self._absent[name]!r}: a document of layout {layout.name} cannot hold the name of "
+                f"an image that is not there: {name!r} is another image in the tar of these lines"
+            )
+        return dumps(document).encode()
 
     def publish(self) -> tuple[str | None, int]:
         self._tar.close()

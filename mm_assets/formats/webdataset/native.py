@@ -262,8 +262,8 @@ def _apply(bookkeeping: dict[str, Any], sample: Sample, place: str) -> None:
         ) from error
 
 
-def folded(payload: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Return the document of a sample in our layout, as a layout of others has it.
+def folded(payload: dict[str, Any], layout: Layout) -> tuple[dict[str, Any], set[str]]:
+    """Return the document of a sample as a layout of others has it, and names of images that are not there.
 
     Images that are not there keep the name that the document gave them. The document has the id in its own
     field; one that had none gets none, and one that did not come from the layout a ``sample_id``.
@@ -273,6 +273,7 @@ def folded(payload: dict[str, Any], layout: Layout) -> dict[str, Any]:
     """
     extra, rows = payload[ROW_EXTRA], payload[BOOKKEEPING]["rows"]
     found: dict[tuple[int, bool], FoldedRow] = {}
+    absent: set[str] = set()
     for position, text in enumerate(payload[TEXTS]):
         if text is not None:
             found[position, False] = FoldedRow(position, text, None, _stated_values(extra["text"][position]))
@@ -286,6 +287,8 @@ def folded(payload: dict[str, Any], layout: Layout) -> dict[str, Any]:
             ref = payload[BOOKKEEPING]["refs"][patch["ref"]] if "ref" in patch else None
             name = (entry["extra"].get(SOURCE) or {}).get("token") or parse_source_ref(ref)["member"]
             found[position, True] = FoldedRow(position, None, name, _stated_values(entry["extra"]))
+            if isinstance(name, str):
+                absent.add(name)
     fields = {name: value for name, value in extra["metadata"].items() if value is not None}
     source = fields.pop(SOURCE, {})
     try:
@@ -295,7 +298,7 @@ def folded(payload: dict[str, Any], layout: Layout) -> dict[str, Any]:
             f"sample {payload[SAMPLE_ID]!r}: a document of layout {layout.name} cannot hold {error}"
         ) from error
     id_field = SAMPLE_ID if source.get(LAYOUT, {}).get("name") != layout.name else source[LAYOUT].get("id")
-    return document if id_field is None else {id_field: payload[SAMPLE_ID], **document}
+    return (document if id_field is None else {id_field: payload[SAMPLE_ID], **document}), absent
 
 
 def _stated_values(extra: dict[str, Any]) -> dict[str, Any]:

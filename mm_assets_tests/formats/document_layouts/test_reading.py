@@ -368,6 +368,33 @@ def test_an_image_that_is_not_there_is_an_error_row(tmp_path: Path, case: str) -
             assert survey.unresolved.count == sum("materialize_error" in row for row in rows)
 
 
+TAKEN = {
+    "of the document itself": [{"images": ["d0.1.png", A], "captions": ["x"]}],
+    "of a document behind it": [
+        {"images": ["./d1.0.png"], "captions": ["x"]},
+        {"images": [A], "captions": ["x"]},
+    ],
+    "of a document before it": [
+        {"images": [A], "captions": ["x"]},
+        {"images": ["d0.0.png"], "captions": ["x"]},
+    ],
+    "of the number of the line": [
+        {"sample_id": "2", "images": [A], "captions": ["x"]},
+        {"images": ["0.png"], "captions": ["x"]},
+    ],
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_an_absent_image_never_has_the_name_of_a_written_one(tmp_path: Path, case: str) -> None:
+    uri = write(tmp_path / "in", "jsonl", TAKEN[case])
+    writer = writer_for("jsonl", str(tmp_path / "out"), layout="captions", on_materialize_error="warn")
+    words = r"sample 'd\d': .* the name of an image that is not there: '.*\.png'"
+    with pytest.warns(UserWarning, match="missing member"), pytest.raises(ValueError, match=words):
+        writer.write(reader_for("jsonl", uri))
+    assert not list((tmp_path / "out").glob("*.jsonl.gz"))
+
+
 def _values(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [inner for each in value.values() for inner in _values(each)]
