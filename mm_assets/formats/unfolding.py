@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.images.headers import sniff
-from mm_assets.model.errors import DANGLING_REFERENCE, Fault, MmAssetsError
+from mm_assets.model.errors import DANGLING_REFERENCE, UNDECODABLE_IMAGE, Fault, MmAssetsError
 from mm_assets.model.nested_types import is_bytes, is_list, is_text, value_type
 
 IMAGE_FIELDS = ("images", "image")
@@ -60,7 +60,8 @@ class Image:
 
     ``name`` is a name or URL, ``data`` the bytes that were in the JSON itself, ``blob`` the number of a value
     in a column of bytes. ``is_stored`` is True of an image that has its place in such a column, even if
-    there are no bytes. ``fields`` are the others of the struct around it, None without one.
+    there are no bytes. ``fields`` are the others of the struct around it, None without one. ``fault`` is why
+    stated bytes cannot be read: such an image has no name, which could be that of another.
     """
 
     name: str | None = None
@@ -68,6 +69,7 @@ class Image:
     blob: int | None = None
     is_stored: bool = False
     fields: Mapping[str, Any] | None = None
+    fault: Fault | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -196,13 +198,16 @@ class Unfolding:
 
         Its place in the skeleton keeps all but content and name. ``part`` is the place of what goes with it.
         """
-        item = Item("image", image=image)
+        item = Item("image", image=image, fault=image.fault)
         self._names_images = True
         if part is not None:
             self._holes.append((part, _PART, item))
+        if image.fault is not None:  # nothing of it was read: all stays
+            self._holes.append((path, _PART, item))
+            return item
         value = image.fields if image.is_stored else self._get(path)
         if isinstance(value, dict):
-            kept = {key: entry for key, entry in value.items() if key != _BYTES}
+            kept = {key: entry for key, entry in value.items() if key != _BYTES or image.data is None}
             name = next((key for key in REFERENCES if isinstance(kept.get(key), str)), _PATH)
             self._set(path, {**kept, name: None})
             self._holes.append((path, _PART, item))
@@ -330,15 +335,27 @@ def image_of(value: Any) -> Image | None:
         if not value:
             return None
         data = _inline(value)
-        return Image(value) if data is None else Image(data=data)
+        return Image(data=data) if data else Image(value)
     if isinstance(value, dict):
         name = next((value[key] for key in REFERENCES if isinstance(value.get(key), str)), None) or None
         stored = value.get(_BYTES)
-        data = _decoded(stored) if isinstance(stored, str) else None
-        if data is not None:
-            return Image(name, data)
-        return image_of(name)
+        if stored is None:
+            return image_of(name)
+        data = _bytes_of(stored)
+        return Image(name, data) if data else Image(fault=_UNREADABLE)
     return None
+
+
+_UNREADABLE = Fault(
+    UNDECODABLE_IMAGE, f"unreadable image: field {_BYTES!r} is neither base64 nor a list of bytes"
+)
+
+
+def _bytes_of(stored: Any) -> bytes | None:
+    if isinstance(stored, str):
+        return _decoded(stored)
+    is_listed = isinstance(stored, list) and all(type(each) is int and 0 <= each < 256 for each in stored)
+    return bytes(stored) if is_listed else None
 
 
 def _inline(text: str) -> bytes | None:
@@ -348,13 +365,19 @@ def _inline(text: str) -> bytes | None:
         return None if head is None else _decoded(text[head.end() :])
     if len(text) < _LEAST_BASE64:
         return None
-    head_bytes = _decoded(text[:64])
-    return _decoded(text) if head_bytes is not None and sniff(head_bytes) is not None else None
+    head = _decoded("".join(text[: 2 * _LEAST_BASE64].split())[:_LEAST_BASE64])
+    return _decoded(text) if head is not None and sniff(head) is not None else None
+
+
+_BLANKS = str.maketrans("", "", " \t\r\n")
 
 
 def _decoded(text: str) -> bytes | None:
+    """Return the bytes of base64, of either alphabet; it may be broken into lines."""
+    text = text.translate(_BLANKS) if any(blank in text for blank in " \t\r\n") else text
+    is_of_urls = ("-" in text or "_" in text) and not ("+" in text or "/" in text)
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(text, b"-_" if is_of_urls else None, validate=True)
     except (binascii.Error, ValueError):
         return None
 

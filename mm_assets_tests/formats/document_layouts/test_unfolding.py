@@ -239,6 +239,43 @@ def test_what_only_looks_like_bytes_is_a_name(text: str) -> None:
     assert folded(CAPTIONS, source, fields, [item]) == {"image": text}
 
 
+def test_bytes_in_any_spelling_of_base64() -> None:
+    data = PNG + b"\xfb\xff\xfe" * 40
+    urls = base64.urlsafe_b64encode(data).decode()
+    assert "-" in urls and "_" in urls
+    for text in (base64.encodebytes(data).decode(), urls, base64.b64encode(data).decode() + "\r\n"):
+        for stated in (text, {"bytes": text, "path": "a"}):
+            (item,), _, _ = unfold(CAPTIONS, {"image": stated})
+            assert item.image is not None and item.image.data == data
+    (item,), _, _ = unfold(CAPTIONS, {"image": {"bytes": [*data], "path": "a"}})
+    assert item.image is not None and item.image.data == data
+
+
+@pytest.mark.parametrize(
+    "stored", ["!!!", "", "iVBOR_w0KG+o=", "iVBORw0", [137, 256], [True], [], {}, 7, False]
+)
+def test_bytes_that_cannot_be_read_are_a_fault_and_never_the_image_of_the_name(stored: Any) -> None:
+    stated = {"bytes": stored, "path": "a.png", "k": 1}
+    part = {"type": "image", "image": stated}
+    message = {"role": "u", "content": [part, {"type": "image"}]}
+    for document in ({"images": [stated], "messages": [message]}, {"messages": [message]}):
+        items, source, fields = unfold(CHAT, document)
+        assert items[0].fault is not None and items[0].fault.message.startswith(
+            "unreadable image: field 'bytes'"
+        )
+        assert all(item.image is None or item.image.name is None for item in items)
+        assert folded(CHAT, source, fields, items) == document
+    items, source, fields = unfold(CAPTIONS, {"images": [stated, "b"]})
+    assert folded(CAPTIONS, source, fields, items[1:]) == {"images": ["b"]}
+
+
+def test_null_bytes_stay_beside_the_name() -> None:
+    document = {"image": {"bytes": None, "path": "a.png"}, "captions": ["x"]}
+    items, source, fields = unfold(CAPTIONS, document)
+    assert shown(items) == ["[a.png]", "x"]
+    assert folded(CAPTIONS, source, fields, items) == document
+
+
 def test_own_images_belong_to_a_document_that_names_none() -> None:
     document = {"conversations": turns("<image> x")}
     found, source, fields = unfold(CHAT, document, own=("k.0.jpg", "k.1.jpg"))
@@ -395,9 +432,10 @@ DOCUMENTS = st.dictionaries(
 
 
 def _without_bytes(value: Any) -> Any:
-    """Bytes in a document are read, and have no place in it again."""
+    """Bytes in a document are read, and have no place in it again; what cannot be read has."""
     if isinstance(value, dict):
-        return {name: _without_bytes(each) for name, each in value.items() if name != "bytes"}
+        kept = {name: each for name, each in value.items() if name != "bytes" or not isinstance(each, list)}
+        return {name: _without_bytes(each) for name, each in kept.items()}
     return [_without_bytes(each) for each in value] if isinstance(value, list) else value
 
 
