@@ -368,6 +368,31 @@ def test_an_image_that_is_not_there_is_an_error_row(tmp_path: Path, case: str) -
             assert survey.unresolved.count == sum("materialize_error" in row for row in rows)
 
 
+UNNAMED: dict[str, Any] = {
+    "no field": {"messages": [said("u", {"type": "image"})]},
+    "a number": {"images": 7, "messages": [{"role": "user", "content": "what is <image>?"}]},
+    "an empty list": {"images": [], "messages": [{"role": "user", "content": "what is <image>?"}]},
+    "an object": {"image": {"k": 1}, "messages": [{"role": "user", "content": "<image>"}]},
+    "unreadable bytes": {
+        "image": {"bytes": "!", "path": "a.png"},
+        "messages": [said("u", {"type": "image"})],
+    },
+    "a name like a locator": {"image": "x: item 0", "messages": [{"role": "user", "content": "<image>"}]},
+}
+
+
+@pytest.mark.parametrize("case", [*HOSTILE, *UNNAMED])
+def test_a_document_with_absent_images_comes_back(tmp_path: Path, case: str) -> None:
+    document = {**HOSTILE, **UNNAMED}[case]
+    for kind in ("webdataset", "jsonl"):
+        uri = write(tmp_path / kind, kind, [document])
+        out = tmp_path / f"{kind} out"
+        writer = writer_for("jsonl", str(out), layout="chat", on_materialize_error="warn")
+        with pytest.warns(UserWarning, match="sample 'd0', position"):
+            writer.write(reader_for(kind, uri))
+        assert lines_in(out) == [{"sample_id": "d0", **as_json(document)}]
+
+
 TAKEN = {
     "of the document itself": [{"images": ["d0.1.png", A], "captions": ["x"]}],
     "of a document behind it": [
