@@ -303,3 +303,23 @@ def _alike(partitions: Iterable[str], object_of: Callable[[str], Hashable]) -> l
     for partition in sorted(partitions):
         groups.setdefault(object_of(partition), []).append(partition)
     return list(groups.values())
+
+
+def disagreement(name: str, decisions: Mapping[str, SchemaDecision]) -> str:
+    """Return one line if a column is JSON text (``json``) because shards disagree about its type; else "".
+
+    Args:
+        name: the column.
+        decisions: those of the contract, by partition.
+    """
+    first: dict[str, str] = {}  # of each type
+    for key, decision in sorted(decisions.items()):
+        place = decision.fields.get_field_index(name)
+        if place >= 0 and is_json(decision.fields.field(place)):
+            own = decision.adapted.get(name, "json").partition(" -> ")[0]
+            first.setdefault(own, key)
+    first.pop("null", None)
+    if len(first) < 2:
+        return ""
+    types = ", ".join(f"{type_} in shard {key!r}" for type_, key in list(first.items())[:_SHARDS_NAMED])
+    return f"column {name!r} is JSON text in all shards, which disagree: {types}"

@@ -11,7 +11,7 @@
   rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ import pyarrow as pa
 from pydantic import Field, PrivateAttr
 
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.contract import SCHEMA_CHANGES
+from mm_assets.accounting.contract import SCHEMA_CHANGES, disagreement
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.record import (
     BY_ASSET,
@@ -133,12 +133,14 @@ class IngestIOManager(RawInput, _ParquetOutput):
             key: found.decision for key, found in inspections.items() if isinstance(found, ShardInspection)
         }
         absent = {name for decision in decisions.values() for name in decision.absent}
-        fitted_steps(
-            self.root,
-            plan.foreseen,
-            {key: decision.fields for key, decision in decisions.items()},
-            pa.schema([pa.field(name, pa.null()) for name in sorted(absent)]),
-        )
+        columns = {name for step in plan.foreseen if isinstance(step, FilterChain) for name in step.columns}
+        with _as_failure([disagreement(name, decisions) for name in sorted(columns)]):
+            _fitted(
+                self.root,
+                plan.foreseen,
+                {key: decision.fields for key, decision in decisions.items()},
+                [pa.schema([pa.field(name, pa.null()) for name in sorted(absent)])],
+            )
         return resolved
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
@@ -276,20 +278,27 @@ def fitted_steps(
     Raises:
         dagster.Failure: a filter does not.
     """
-    folder = lists_folder(root)
     with _as_failure():
-        return tuple(
-            step.fitted(shards, others, folder) if isinstance(step, FilterChain) else step for step in steps
-        )
+        return _fitted(root, steps, shards, others)
+
+
+def _fitted(
+    root: str, steps: Sequence[Any], shards: Mapping[str, pa.Schema], others: Sequence[pa.Schema]
+) -> tuple[Any, ...]:
+    folder = lists_folder(root)
+    return tuple(
+        step.fitted(shards, others, folder) if isinstance(step, FilterChain) else step for step in steps
+    )
 
 
 @contextmanager
-def _as_failure() -> Iterator[None]:
-    """Raise the fault of a filter's setting as the failure of a step."""
+def _as_failure(notes: Iterable[str] = ()) -> Iterator[None]:
+    """Raise the fault of a filter's setting as the failure of a step, with notes that are not empty."""
     try:
         yield
     except FilterSettingError as error:
-        raise dg.Failure(str(error), allow_retries=False) from error
+        line = "; ".join([str(error), *filter(None, notes)])
+        raise dg.Failure(line, allow_retries=False) from error
 
 
 class LanceIOManager(ShardIOManager):

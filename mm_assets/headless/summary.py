@@ -394,6 +394,8 @@ class RunSummary:
         if self._expected:
             print(self._proof_line())
         figures = [f"raw shards: {locations}", f"shards failed: {len(self._failed)}"]
+        if failed_steps := sum(len(problems.steps) for problems in self._problems):
+            figures[-1] += f", and {counted(failed_steps, 'step')} as a whole (see above)"
         if self._of or not self._failed:  # else there is nothing of which anything could be lost
             others = " of the others" if self._failed else ""
             figures.append(f"members and items lost{others}: {_share_text(self.loss_share)}")

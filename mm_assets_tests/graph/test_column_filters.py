@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.headless.summary import RunSummary
 from mm_assets_tests.cli.documents import sample
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.commands import ok, run
@@ -101,6 +102,30 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     assert done.stderr.startswith(f"mm-assets: {name}: {condition!r}: {told.partition('; ')[0]}")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_type_about_which_shards_disagree_is_told(
+    deploy: Deploy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment = deploy(MM_KEEP_SAMPLES="score > 0")
+    for name, score in (("p0", 1), ("p1", 2), ("p2", [1])):
+        make_tar(Path(deployment.raw, f"{name}.tar"), sample(name, score=score))
+    result = deployment.run(assets=FILTERED)
+    (failed,) = (event for event in result.all_events if event.is_step_failure)
+    told = str(failed.step_failure_data.user_failure_data.description)
+    assert told.startswith("keep_samples: 'score > 0': shard 'p0': Binder Error: ")
+    assert told.endswith(
+        "; column 'score' is JSON text in all shards, which disagree: "
+        "int64 in shard 'p0', json in shard 'p2'"
+    )
+    summary = RunSummary({"curated_parquet": ["p0", "p1", "p2"]})
+    summary.add(deployment.instance, result)
+    summary.print("raw")
+    lines = capsys.readouterr().out.splitlines()
+    assert f"step curated_parquet failed: {told}" in lines
+    assert "raw shards: raw; shards failed: 0, and 1 step as a whole (see above); " in lines[-1]
+    deployment.environment["MM_KEEP_SAMPLES"] = "try_cast(score as int) > 0"
+    assert deployment.run(assets=FILTERED).success
 
 
 def test_a_condition_that_comes_later_is_refused_by_the_curated_columns(filled: Deployment) -> None:
