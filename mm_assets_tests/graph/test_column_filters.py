@@ -115,8 +115,7 @@ def test_a_type_about_which_shards_disagree_is_told(
     told = str(failed.step_failure_data.user_failure_data.description)
     assert told.startswith("keep_samples: 'score > 0': shard 'p0': Binder Error: ")
     assert told.endswith(
-        "; column 'score' is JSON text in all shards, which disagree: "
-        "int64 in shard 'p0', json in shard 'p2'"
+        "; column 'score' is JSON text in all shards, which disagree: int64 in shard 'p0', json in shard 'p2'"
     )
     summary = RunSummary({"curated_parquet": ["p0", "p1", "p2"]})
     summary.add(deployment.instance, result)
