@@ -486,6 +486,7 @@ def _unfolded(
     sources: dict[int, dict[str, Any]] = {}
     refused: dict[int, str] = {}
     unread: dict[str, None] = {}
+    inline: list[bytes] = []  # of base64, behind the bytes of columns
     for row, cells in enumerate(zip(*values, strict=True)):
         fields = {
             name: cell for name, cell in zip(columns.fields.names, cells, strict=True) if cell is not None
@@ -500,8 +501,14 @@ def _unfolded(
         sources[row] = document.source(columns.layout.name)
         unread |= document.unread
         for item in document.items:
+            if item.image is not None and item.image.data is not None:
+                number = len(blobs) + len(inline)
+                inline.append(item.image.data)
+                item.image = dataclasses.replace(item.image, data=None, blob=number, is_stored=True)
             found[item.modality].append(item)
             rows[item.modality].append(row)
+    if inline:
+        blobs = pa.chunked_array([*blobs.chunks, pa.array(inline, pa.large_binary())])
     items: dict[str, Items] = {}
     for column in layout.items:
         of = found[column.name]

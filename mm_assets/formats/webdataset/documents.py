@@ -355,7 +355,7 @@ class Mint1tDecoder:
         """Return the row of a text, of an image in the json, or of one that is not there."""
         if item.modality == "text":
             return Row(item.position, "text", TEXT_TYPE, item.text, source_ref=json_ref)
-        ref = build_source_ref(self.path, item_of_json(member.name, item.position))
+        ref = build_source_ref(self.path, f"{member.name}: item {item.position}")
         row = Row(item.position, "image", source_ref=ref, error=item.fault)
         image = item.image or Image()
         if image.data is not None:
@@ -467,7 +467,7 @@ class Mint1tDecoder:
                 is_implied = isinstance(token, str)
                 if self.elsewhere is not None and is_implied and not found.message.startswith("ambiguous"):
                     is_implied = not self.elsewhere.fill(row, token)
-                is_implied = is_implied and not token.endswith(item_of_json("", position))
+                is_implied = is_implied and not is_place(token)
             if not is_implied:
                 row.extras[SOURCE] = {"token": token}
             rows.append(row)
@@ -565,9 +565,15 @@ def checked_length(items: list[Any], name: str, place: str) -> list[Any]:
     return items
 
 
-def item_of_json(member: str, position: int) -> str:
-    """Return what a locator calls an item that a document does not name."""
-    return f"{member}: item {position}"
+_PLACE = re.compile(r".*: item \d+|row \d+(?:, .*)?", re.ASCII | re.DOTALL)
+
+
+def is_place(member: str) -> bool:
+    """Return whether a locator tells where an image without a name is, in a json or in a row of Parquet.
+
+    An image that is named like that has its name in ``_source`` as well.
+    """
+    return _PLACE.fullmatch(member) is not None
 
 
 def member_ref(path: str, member: Member, frame: int | None = None) -> str:

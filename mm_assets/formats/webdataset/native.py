@@ -20,7 +20,7 @@ from mm_assets.formats.names import sample_key
 from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.unfolding import FoldError
 from mm_assets.formats.unfolding import Row as FoldedRow
-from mm_assets.formats.webdataset.documents import Mint1tDecoder, checked_length, item_of_json, member_ref
+from mm_assets.formats.webdataset.documents import Mint1tDecoder, checked_length, is_place, member_ref
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
     IMAGE_MEMBERS,
@@ -286,7 +286,7 @@ def folded(payload: dict[str, Any], layout: Layout) -> tuple[dict[str, Any], set
             patch = rows["image"].get(str(position), {})
             ref = payload[BOOKKEEPING]["refs"][patch["ref"]] if "ref" in patch else None
             name, member = (entry["extra"].get(SOURCE) or {}).get("token"), parse_source_ref(ref)["member"]
-            if name is None and member is not None and not member.endswith(item_of_json("", position)):
+            if name is None and member is not None and not is_place(member):
                 name = member
             found[position, True] = FoldedRow(position, None, name, _stated_values(entry["extra"]))
             if isinstance(name, str):

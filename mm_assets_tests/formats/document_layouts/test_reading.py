@@ -340,6 +340,25 @@ def test_images_in_the_json_itself(tmp_path: Path) -> None:
         assert len(errors) == 3 and all(error.startswith("oversized member") for error in errors)
 
 
+def test_base64_in_columns_of_parquet(tmp_path: Path) -> None:
+    """It is read like that in JSON, and what cannot be read comes back; no image is found by its name."""
+    data = PICTURES["a.png"]
+    text = base64.b64encode(data).decode()
+    for at, stated in enumerate((text, {"bytes": text, "path": "b"}, {"bytes": [*data], "path": "b"})):
+        documents = [{"image": stated, "captions": ["x"]}, {"image": stated, "captions": ["y"]}]
+        uri = write(tmp_path / str(at), "parquet", documents)
+        images = [row for row in table_of("parquet", uri).to_pylist() if row["modality"] == "image"]
+        assert [(row["binary_content"], row["materialize_error"]) for row in images] == [(data, None)] * 2
+        survey = survey_shard("s", [uri], "v", RawLayout(), None, max_member_bytes=MAX_MEMBER_BYTES)
+        assert survey.unresolved.count == 0
+    documents = [{"image": {"bytes": "!!!", "path": "a.png"}, "captions": ["x"]}]
+    uri = write(tmp_path / "bad", "parquet", documents)
+    writer = writer_for("jsonl", str(tmp_path / "out"), layout="captions", on_materialize_error="warn")
+    with pytest.warns(UserWarning, match="unreadable image: field 'bytes'"):
+        writer.write(reader_for("parquet", uri))
+    assert lines_in(tmp_path / "out") == [{"sample_id": "d0", **documents[0]}]
+
+
 HOSTILE: dict[str, Any] = {
     "a token without an image": {"conversations": [turn("human", "<image>")]},
     "more tokens than images": {"image": A, "conversations": [turn("human", "<image><image><image>")]},
@@ -377,6 +396,7 @@ UNNAMED: dict[str, Any] = {
         "image": {"bytes": "!", "path": "a.png"},
         "messages": [said("u", {"type": "image"})],
     },
+    "a name like a row": {"image": "row 3, x.png", "messages": [{"role": "user", "content": "<image>"}]},
     "a name like a locator": {"image": "x: item 0", "messages": [{"role": "user", "content": "<image>"}]},
 }
 
