@@ -317,7 +317,9 @@ class DocumentFile:
 
     def _bytes_of(self, images: ItemColumn) -> str | None:
         """Return the leaf column with the bytes of the images, if there is one."""
+        if images.is_name:  # or it has base64, which is read like a text
+            return None
         if not images.has(BYTES):
-            return self._by_name[images.name][0] if not images.is_name else None
+            return self._by_name[images.name][0]
         found = [leaf for leaf in self._by_name[images.name] if leaf.endswith(f".{BYTES}")]
         return min(found, key=lambda leaf: leaf.count("."), default=None)
