@@ -413,7 +413,7 @@ def test_a_document_with_absent_images_comes_back(tmp_path: Path, case: str) -> 
         assert lines_in(out) == [{"sample_id": "d0", **as_json(document)}]
 
 
-TAKEN = {
+TAKEN: dict[str, list[dict[str, Any]]] = {
     "of the document itself": [{"images": ["d0.1.png", A], "captions": ["x"]}],
     "of a document behind it": [
         {"images": ["./d1.0.png"], "captions": ["x"]},
