@@ -365,8 +365,8 @@ def _inline(text: str) -> bytes | None:
         return None if head is None else _decoded(text[head.end() :])
     if len(text) < _LEAST_BASE64:
         return None
-    head = _decoded("".join(text[: 2 * _LEAST_BASE64].split())[:_LEAST_BASE64])
-    return _decoded(text) if head is not None and sniff(head) is not None else None
+    start = _decoded("".join(text[: 2 * _LEAST_BASE64].split())[:_LEAST_BASE64])
+    return _decoded(text) if start is not None and sniff(start) is not None else None
 
 
 _BLANKS = str.maketrans("", "", " \t\r\n")

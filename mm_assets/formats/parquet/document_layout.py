@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from mm_assets.formats.document_layouts import Layout, find_layout, is_list_of_texts, layout_of
 from mm_assets.formats.unfolding import (
+    Image,
     Item,
     UnfoldError,
     Unfolding,
@@ -347,7 +348,6 @@ def _is_string(type_: pa.DataType | None, optional: bool = False) -> bool:
 
 
 def _near_miss(schema: pa.Schema) -> str:
-    """Return the column that is missing in a file that has nearly those of one row per item."""
     missing = [name for name in REQUIRED_COLUMNS if name not in schema.names]
     return f", column {missing[0]!r} is missing" if len(missing) < len(REQUIRED_COLUMNS) else ""
 
@@ -362,7 +362,6 @@ def _expected(raw: RawLayout) -> str:
 
 
 def _described(schema: pa.Schema) -> str:
-    """Return names and types of the columns, as many as fit into a line."""
     shown = ", ".join(f"{field.name!s:.60}: {field.type!s:.100}" for field in list(schema)[:_SHOWN])
     more = f" and {len(schema) - _SHOWN} more columns" if len(schema) > _SHOWN else ""
     return f"columns {shown or '(none)'}{more}"
@@ -501,14 +500,12 @@ def _unfolded(
         sources[row] = document.source(columns.layout.name)
         unread |= document.unread
         for item in document.items:
-            if item.image is not None and item.image.data is not None:
-                number = len(blobs) + len(inline)
+            if item.image and item.image.data is not None:
                 inline.append(item.image.data)
-                item.image = dataclasses.replace(item.image, data=None, blob=number, is_stored=True)
+                item.image = Image(item.image.name, None, len(blobs) + len(inline) - 1, is_stored=True)
             found[item.modality].append(item)
             rows[item.modality].append(row)
-    if inline:
-        blobs = pa.chunked_array([*blobs.chunks, pa.array(inline, pa.large_binary())])
+    blobs = pa.chunked_array([*blobs.chunks, pa.array(inline, blobs.type)]) if inline else blobs
     items: dict[str, Items] = {}
     for column in layout.items:
         of = found[column.name]
