@@ -354,10 +354,9 @@ def _near_miss(schema: pa.Schema) -> str:
 
 def _expected(raw: RawLayout) -> str:
     return (
-        f"expected a row an item ({', '.join(REQUIRED_COLUMNS)}), or a row a document: "
-        f"{raw.images_field!r}, lists of struct<bytes, path>, of bytes or of names, "
-        f"and {raw.texts_field!r}, lists of string or of struct<text> "
-        "(MM_IMAGES_FIELD, MM_TEXTS_FIELD name others)"
+        f"expected a row an item ({', '.join(REQUIRED_COLUMNS)}), or a row a document: {raw.images_field!r}, "
+        f"lists of struct<bytes, path>, of bytes or of names, and {raw.texts_field!r}, lists of string or of "
+        "struct<text> (MM_IMAGES_FIELD, MM_TEXTS_FIELD name others)"
     )
 
 
@@ -484,8 +483,7 @@ def _unfolded(
     rows: dict[str, list[int]] = {"text": [], "image": []}
     sources: dict[int, dict[str, Any]] = {}
     refused: dict[int, str] = {}
-    unread: dict[str, None] = {}
-    inline: list[bytes] = []  # of base64, behind the bytes of columns
+    unread, inline = dict[str, None](), list[bytes]()  # the bytes of base64, behind those of columns
     for row, cells in enumerate(zip(*values, strict=True)):
         fields = {
             name: cell for name, cell in zip(columns.fields.names, cells, strict=True) if cell is not None
