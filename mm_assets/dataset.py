@@ -448,7 +448,7 @@ def fitted(
     """
     chains = [step for step in steps if isinstance(step, FilterChain)]
     for chain in chains:
-        chain.refuse_missing_figures()
+        chain.refuse_missing_statistics()
     if not any(chain.columns for chain in chains):
         return tuple(steps)
     schemas = {}

@@ -6,7 +6,8 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -136,6 +137,16 @@ class ProgressLine:
     def _draw(self, line: str) -> None:
         if self._terminal is not None:
             os.write(self._terminal, f"\r{line}\x1b[K".encode(errors="backslashreplace"))
+
+
+@contextmanager
+def shard_progress() -> Iterator[Callable[[int, int], None]]:
+    """Progress line of what is told of the shards that are done, and their number."""
+    line = ProgressLine(_BAR)
+    try:
+        yield lambda done, of: line.show(_BAR * done // of, f"{done} of {of} shards")
+    finally:
+        line.end()
 
 
 class Progress:

@@ -188,9 +188,9 @@ def lists_folder(root: str) -> str:
     return join(root, "ledger", "lists")
 
 
-def figures_folder(root: str) -> str:
-    """Return where a storage root keeps the set-wide figures that its filters look at."""
-    return join(root, "ledger", "figures")
+def statistics_folder(root: str) -> str:
+    """Return where a storage root keeps the set-wide statistics that its filters look at."""
+    return join(root, "ledger", "statistics")
 
 
 def account_folders(root: str, asset: str) -> list[str]:

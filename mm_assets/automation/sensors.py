@@ -66,8 +66,8 @@ from mm_assets.model.errors import counted
 from mm_assets.settings import Settings, machine_zone
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import is_remote, join, local_path, sweep, sweep_output
-from mm_assets.view.figures import take_figures
 from mm_assets.view.overview import Status
+from mm_assets.view.statistics import compute_statistics
 
 _SCORES = "image_scores"
 _SHOWN = [dg.AssetKey(name) for name in (CURATED.asset, _SCORES, FILTERED.asset)]
@@ -273,17 +273,21 @@ def refresh() -> None:
     find_due_shards()
 
 
-@dg.op(description="Takes the figures of the whole set that conditions look at, from the stored scores.")
-def take_set_figures(
+@dg.op(
+    description="Computes the statistics of the whole set that conditions look at, from the stored scores."
+)
+def compute_set_statistics(
     context: dg.OpExecutionContext, bounds: FilterThresholds, maintained: MaintainedStorage
 ) -> None:
-    for line in take_figures(maintained.root, bounds.active()).lines():
+    for line in compute_statistics(maintained.root, bounds.active()).lines():
         context.log.info(line)
 
 
-@dg.job(description="Take the figures of the whole set anew; filtered shards become stale where they differ.")
-def figures() -> None:
-    take_set_figures()
+@dg.job(
+    description="Compute the statistics of the whole set anew; filtered shards that they change become stale."
+)
+def statistics() -> None:
+    compute_set_statistics()
 
 
 # Runs whose events nobody looks at any more.
@@ -430,7 +434,7 @@ ALL_ASSETS = dg.define_asset_job("all_assets", description="Take shards through 
 PROVE = dg.define_asset_job(
     "prove", selection=dg.AssetSelection.checks(*proof_keys()), description="Read every output again."
 )
-JOBS: list[Any] = [ALL_ASSETS, PROVE, refresh, figures, maintenance]
+JOBS: list[Any] = [ALL_ASSETS, PROVE, refresh, statistics, maintenance]
 
 
 def inventory_checks(assets: Iterable[dg.AssetsDefinition]) -> dg.AssetChecksDefinition:

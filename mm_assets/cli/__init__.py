@@ -23,7 +23,7 @@ COMMANDS = {
     "completion": "graph",
     "run": "graph",
     "ui": "graph",
-    "figures": "look",
+    "statistics": "look",
     "prove": "graph",
     "status": "look",
     "explain": "look",

@@ -37,7 +37,7 @@ from mm_assets.cli.arguments import (
 from mm_assets.formats.names import TITLES
 from mm_assets.model.errors import MmAssetsError, counted, warning_line, write_line
 from mm_assets.settings import Settings
-from mm_assets.terminal import FAILED, ProgressLine, fail, printable
+from mm_assets.terminal import FAILED, fail, printable, shard_progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -262,40 +262,33 @@ class _Advice:
         ]
 
 
-def figures_arguments(commands: Any) -> None:
+def statistics_arguments(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "figures",
-        help="take the set-wide figures that conditions look at, from the stored scores",
-        description="Take the figures of the whole set that the conditions of the settings look at, such as "
-        "sha256_occurrences or clip_similarity_percent_rank, from the stored scores of all shards. "
+        "statistics",
+        help="compute the set-wide statistics that conditions look at, from the stored scores",
+        description="Compute the statistics of the whole set that the conditions of the settings look at, "
+        "such as sha256_occurrences or clip_similarity_percent_rank, from the stored scores of all shards. "
         "What is filtered from now on is judged by them.",
     )
     add_set_flags(parser)
     add_storage_flag(parser)
-    parser.set_defaults(run=run_figures)
+    parser.set_defaults(run=run_statistics)
 
 
-def run_figures(options: argparse.Namespace) -> int:
-    """Take the figures and print a line on each.
+def run_statistics(options: argparse.Namespace) -> int:
+    """Compute the statistics and print a line on each.
 
     Raises:
         ValueError: for settings that do not fit, and for scores that are missing or damaged.
     """
-    from mm_assets.view.figures import take_figures
+    from mm_assets.view.statistics import compute_statistics
 
     root = storage_root(options)
     refuse_other_folder(root)
-    progress = ProgressLine(100)
-    try:
-        taken = take_figures(
-            root,
-            filters_with_overrides(options),
-            lambda done, of: progress.show(100 * done // of, f"{done} of {of} shards"),
-        )
-    finally:
-        progress.end()
-    lines = taken.lines() or ["no condition looks at a figure of the whole set: see docs/filters.md"]
+    with shard_progress() as progress:
+        computed = compute_statistics(root, filters_with_overrides(options), progress)
+    lines = computed.lines() or ["no condition looks at a statistic of the whole set: see docs/filters.md"]
     for line in lines:
         print(printable(line))
     return 0
@@ -354,17 +347,8 @@ def run_preview(options: argparse.Namespace) -> int:
     shards = len(stored.shards)
     if not shards:
         return _failed([printable(line) for line in left_out(stored)])
-    progress = ProgressLine(shards)
-    try:
-        with WorkerPool(settings.workers, may_fork=True) as pool:
-            found = study(
-                stored,
-                filters,
-                pool if shards >= _FOR_WORKERS else None,
-                lambda done: progress.show(done, f"{done} of {shards} shards"),
-            )
-    finally:
-        progress.end()
+    with shard_progress() as progress, WorkerPool(settings.workers, may_fork=True) as pool:
+        found = study(stored, filters, pool if shards >= _FOR_WORKERS else None, progress)
     if options.html:
         write_page(options.html, preview_page(stored, found))
     if options.html != "-":

@@ -396,10 +396,10 @@ class FilterChain:
         """The columns of the rows that the filters look at."""
         return frozenset(name for judge in self.filters for name in judge.columns())
 
-    def refuse_missing_figures(self) -> None:
-        """See `Filter.refuse_missing_figures`."""
+    def refuse_missing_statistics(self) -> None:
+        """See `Filter.refuse_missing_statistics`."""
         for judge in self.filters:
-            judge.refuse_missing_figures()
+            judge.refuse_missing_statistics()
 
     def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:
         """Return the chain for the rows of some shards, see `Filter.fitted`."""

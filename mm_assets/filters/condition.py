@@ -34,14 +34,14 @@ from mm_assets.filters.filter import (
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
-from mm_assets.filters.set_figures import (
+from mm_assets.filters.set_statistics import (
     TYPES,
-    FigureError,
-    FiguresFile,
+    StatisticError,
+    StatisticsFile,
     ending_of,
-    figure_name,
-    not_taken,
-    taken_of,
+    not_computed,
+    score_or_column,
+    statistic_name,
 )
 from mm_assets.filters.texts import TextScore
 from mm_assets.model.errors import MmAssetsError, nearest
@@ -316,11 +316,11 @@ _REFUSED = "the condition does not hold"
 class Condition(Filter[S]):
     """Refuses that for which the field ``condition`` does not hold.
 
-    A name is that of a score, else of a set-wide figure of a score or column, else of a column.
+    A name is that of a score, else of a set-wide statistic of a score or column, else of a column.
 
     Args:
         column_types: types of the columns that it looks at, as shards have them: for one that lacks a column.
-        figures_file: the figures of the set, if it looks at any and they were taken.
+        statistics_file: the statistics of the set, if it looks at any and they were computed.
     """
 
     kind: ClassVar[type[Score]]
@@ -331,12 +331,12 @@ class Condition(Filter[S]):
 
     condition = ""
     column_types: pa.Schema | None = field(default=None, kw_only=True, compare=False, repr=False)
-    figures_file: FiguresFile | None = field(
+    statistics_file: StatisticsFile | None = field(
         default=None, kw_only=True, repr=False, metadata={LATER_FIELD: True}
     )
 
     _names: ClassVar[tuple[str, ...]] = ()
-    _figures: ClassVar[tuple[str, ...]] = ()
+    _statistics: ClassVar[tuple[str, ...]] = ()
     _paths: ClassVar[tuple[Path, ...]] = ()
 
     @classmethod
@@ -352,11 +352,11 @@ class Condition(Filter[S]):
             paths = paths_in(self.condition)
             names = {path[0].lower() for path in paths if path[0].lower() in types}  # as in SQL
             others = [path for path in paths if path[0].lower() not in types]
-            figures = sorted({path[0] for path in others if ending_of(path[0].lower()) is not None})
-            for figure in figures:
-                of = taken_of(figure)
+            statistics = sorted({path[0] for path in others if ending_of(path[0].lower()) is not None})
+            for statistic in statistics:
+                of = score_or_column(statistic)
                 names.update([of.lower()] if of.lower() in types else [])
-                others = [path for path in others if path[0] != figure]
+                others = [path for path in others if path[0] != statistic]
                 others += [(of,)] if of.lower() not in types and (of,) not in others else []
             for first, *_ in others:
                 if first.lower() in RESERVED_COLUMNS and first.lower() not in self.reserved:
@@ -364,7 +364,7 @@ class Condition(Filter[S]):
             # Goes with the filter to workers, which may know neither settings nor plugins.
             object.__setattr__(self, "_names", tuple(sorted(names)))
             object.__setattr__(self, "_paths", tuple(others))
-            object.__setattr__(self, "_figures", tuple(figures))
+            object.__setattr__(self, "_statistics", tuple(statistics))
             if all(path[0].lower() in self.reserved for path in others):
                 self._refuse_misfit({})  # else only the schemas of shards can tell
         except ConditionError as error:
@@ -376,17 +376,21 @@ class Condition(Filter[S]):
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(path[0] for path in self._paths))
 
-    def figures(self) -> tuple[str, ...]:
-        return tuple(map(self._figure_name, self._figures))
+    def statistics(self) -> tuple[str, ...]:
+        return tuple(map(self._statistic_name, self._statistics))
 
-    def opened(self, figures: str = "") -> Self:
-        return replace(self, figures_file=FiguresFile.newest(figures)) if self._figures and figures else self
+    def opened(self, statistics: str = "") -> Self:
+        return (
+            replace(self, statistics_file=StatisticsFile.newest(statistics))
+            if self._statistics and statistics
+            else self
+        )
 
-    def refuse_missing_figures(self) -> None:
-        known = {} if self.figures_file is None else self.figures_file.read().counted
-        for figure in self.figures():
-            if figure not in known:
-                raise self._fault(FigureError(not_taken(figure)))
+    def refuse_missing_statistics(self) -> None:
+        known = {} if self.statistics_file is None else self.statistics_file.read().counted
+        for statistic in self.statistics():
+            if statistic not in known:
+                raise self._fault(StatisticError(not_computed(statistic)))
 
     def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:
         """Return the filter with the types of its columns.
@@ -443,23 +447,25 @@ class Condition(Filter[S]):
         for name in self._names:
             table = table.append_column(name, pa.array([score.get(name) for score in scores]))
         try:
-            for figure in self._figures:
-                table = table.append_column(figure, self._figure(figure, table))
+            for statistic in self._statistics:
+                table = table.append_column(statistic, self._statistic(statistic, table))
             holds = evaluate(self.condition, table)
-        except (ConditionError, FigureError) as error:
+        except (ConditionError, StatisticError) as error:
             raise self._fault(error) from error
         return [None if keep else _REFUSED for keep in holds]
 
-    def _figure_name(self, figure: str) -> str:
-        return figure_name(self.kind.rows, figure.lower())
+    def _statistic_name(self, statistic: str) -> str:
+        return statistic_name(self.kind.rows, statistic.lower())
 
-    def _figure(self, figure: str, table: pa.Table) -> pa.Array:
-        """Return a figure of each row of a table, which has the column that it is taken of."""
-        if self.figures_file is None:
-            raise FigureError(not_taken(self._figure_name(figure)))
-        column = spelled(taken_of(figure), table.column_names)
+    def _statistic(self, statistic: str, table: pa.Table) -> pa.Array:
+        """Return a statistic of each row of a table, which has the column that it is computed of."""
+        if self.statistics_file is None:
+            raise StatisticError(not_computed(self._statistic_name(statistic)))
+        column = spelled(score_or_column(statistic), table.column_names)
         assert column is not None, "columns that a shard lacks are null"
-        return self.figures_file.read().of(self._figure_name(figure), table.column(column).combine_chunks())
+        return self.statistics_file.read().of(
+            self._statistic_name(statistic), table.column(column).combine_chunks()
+        )
 
     def _types_in(self, schema: pa.Schema) -> dict[str, pa.DataType]:
         """Return the types of the columns that it looks at, by their names in a schema.
@@ -490,7 +496,7 @@ class Condition(Filter[S]):
         """
         scores = self.types()
         types = {name: scores[name] for name in self._names} | dict(columns)
-        types |= {figure: TYPES[ending_of(figure.lower()) or ""] for figure in self._figures}
+        types |= {statistic: TYPES[ending_of(statistic.lower()) or ""] for statistic in self._statistics}
         for name in self.columns():
             if spelled(name, types) is None:
                 reserved = name.lower() if name.lower() in self.reserved else None

@@ -154,23 +154,23 @@ class Filter(ABC, Generic[S]):
         """
         return self.verdicts(scores)
 
-    def opened(self, figures: str = "") -> Self:
+    def opened(self, statistics: str = "") -> Self:
         """Return the filter with what the files say that its settings name.
 
         Args:
-            figures: folder with the set-wide figures of the storage; empty: there is none.
+            statistics: folder with the set-wide statistics of the storage; empty: there is none.
         """
         return self
 
-    def figures(self) -> tuple[str, ...]:
-        """Return the names of the set-wide figures that the verdict looks at."""
+    def statistics(self) -> tuple[str, ...]:
+        """Return the names of the set-wide statistics that the verdict looks at."""
         return ()
 
-    def refuse_missing_figures(self) -> None:
-        """Refuse to judge without these figures.
+    def refuse_missing_statistics(self) -> None:
+        """Refuse to judge without these statistics.
 
         Raises:
-            FilterSettingError: one of them was not taken.
+            FilterSettingError: one of them was not computed.
         """
 
     def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:

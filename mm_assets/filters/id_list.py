@@ -348,7 +348,7 @@ class IdFilter(Filter[Any]):
     lists: tuple[IdList, ...] = field(default=(), kw_only=True, compare=False, repr=False)
     folder: str = field(default="", kw_only=True, compare=False, repr=False)
 
-    def opened(self, figures: str = "") -> Self:
+    def opened(self, statistics: str = "") -> Self:
         lists: list[IdList] = []
         for location in self.files:
             try:

@@ -515,16 +515,16 @@ def filters_of(
     return tuple(found for found in made if found is not None)
 
 
-def opened(filters: Iterable[Filter[Any]], figures: str = "") -> tuple[Filter[Any], ...]:
+def opened(filters: Iterable[Filter[Any]], statistics: str = "") -> tuple[Filter[Any], ...]:
     """Return filters with what the files say that their settings name.
 
     Args:
-        figures: folder with the set-wide figures of the storage; empty: there is none.
+        statistics: folder with the set-wide statistics of the storage; empty: there is none.
 
     Raises:
         FilterSettingError: a file cannot be used.
     """
-    return tuple(made.opened(figures) for made in filters)
+    return tuple(made.opened(statistics) for made in filters)
 
 
 def measures_for(filters: Iterable[Filter[Any]], scores: Iterable[str] = ()) -> MeasureSelection:

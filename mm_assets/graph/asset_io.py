@@ -258,7 +258,7 @@ class ParquetIOManager(_ParquetOutput):
         chains = [step for step in plan.steps if isinstance(step, FilterChain)]
         with _as_failure():
             for chain in chains:
-                chain.refuse_missing_figures()
+                chain.refuse_missing_statistics()
         if not any(chain.columns for chain in chains):
             return jobs
         asset = plan.source.asset

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import dagster as dg
 from pydantic import Field, create_model
 
-from mm_assets.accounting.record import OUTPUTS, figures_folder
+from mm_assets.accounting.record import OUTPUTS, statistics_folder
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.filter import Filter, FilterSetting
 from mm_assets.filters.measures import MeasureSelection
@@ -56,14 +56,14 @@ class FilterThresholds(dg.ConfigurableResource[Any]):
     )
 
     root: str = Field(
-        default="", description="Where the set-wide figures are: the output root, a directory or a URL."
+        default="", description="Where the set-wide statistics are: the output root, a directory or a URL."
     )
 
     def active(self) -> tuple[Filter[Any], ...]:
         """Return the filters that are turned on by these settings."""
         values = {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
         filters = filters_of(self.filters, values, self.filter_actions)
-        return opened(filters, figures_folder(self.root) if self.root else "")
+        return opened(filters, statistics_folder(self.root) if self.root else "")
 
     def chain(self) -> FilterChain | None:
         """Return the filters that are turned on as one step; None where none is."""

@@ -42,9 +42,9 @@ from mm_assets.model.errors import counted, warning_line
 from mm_assets.settings import Settings
 from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import exists, refuse_unwritable
-from mm_assets.terminal import INTERRUPTED, ProgressLine, interrupted
-from mm_assets.view.figures import missing_figures, take_figures
+from mm_assets.terminal import INTERRUPTED, ProgressLine, interrupted, shard_progress
 from mm_assets.view.overview import Status
+from mm_assets.view.statistics import compute_statistics, missing_statistics
 
 
 class RunProgress:
@@ -107,7 +107,7 @@ class RunProgress:
 
 JOB = "all_assets"
 FILTERED = "filtered_parquet"
-SCORED = ("curated_parquet", ImageScores.asset, SampleScores.asset)  # what figures are taken of
+SCORED = ("curated_parquet", ImageScores.asset, SampleScores.asset)  # what statistics are computed of
 _NAMED = 5  # shards in a line
 
 
@@ -160,16 +160,17 @@ def run_graph(request: MakeRequest, is_dry: bool = False, log_level: str = "crit
                 return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         root, filters = resources["maintained"].root, resources["bounds"].active()
-        figures = sorted({name for judge in filters for name in judge.figures()})
-        is_due = is_whole or missing_figures(root, filters)  # those that there are judge a few shards
-        if figures and is_due and FILTERED in selection.keys_by_asset:
-            print(f"first pass: scores of all shards, for {', '.join(figures)}", flush=True)
+        statistics = sorted({name for judge in filters for name in judge.statistics()})
+        is_due = is_whole or missing_statistics(root, filters)  # those that there are judge a few shards
+        if statistics and is_due and FILTERED in selection.keys_by_asset:
+            print(f"first pass: scores of all shards, for {', '.join(statistics)}", flush=True)
             job = definitions.resolve_job_def(JOB)
             if _carry_out(instance, job, selection.only(SCORED), RunSummary({}), log_level) == INTERRUPTED:
                 return INTERRUPTED
-            for line in take_figures(root, filters).lines():
-                print(line, flush=True)
-            definitions = build_definitions()  # their filters have the figures
+            with shard_progress() as progress:
+                computed = compute_statistics(root, filters, progress)
+            print("\n".join(computed.lines()), flush=True)
+            definitions = build_definitions()  # their filters have the statistics
         job = definitions.resolve_job_def(JOB)
         code = _make(instance, job, selection, raw.locations, settings.max_loss, log_level)
         if code != INTERRUPTED:

@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.accounting.record import figures_folder
+from mm_assets.accounting.record import statistics_folder
 from mm_assets.filters.chain import Decisions, FilterChain, TextFilter
 from mm_assets.filters.filter import KEYS, Filter
 from mm_assets.filters.id_list import IdFilter, Marks
@@ -385,20 +385,20 @@ def study(
     stored: StoredScores,
     filters: Sequence[Filter[Any]],
     pool: WorkerPool | None = None,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Study:
     """Return what filters would do to shards.
 
     Args:
         pool: workers, for many shards; None: it is done here. The result is the same.
-        progress: called with the number of shards that are done.
+        progress: called with the shards that are done, and their number.
 
     Raises:
         ValueError: in one line, for damaged scores and for filters that fail.
     """
-    filters = opened(filters, figures_folder(stored.root))
+    filters = opened(filters, statistics_folder(stored.root))
     for judge in filters:
-        judge.refuse_missing_figures()
+        judge.refuse_missing_statistics()
     needed = measures_for(filters)
     missing = stored.missing(needed)
     left_out = {
@@ -425,7 +425,7 @@ def study(
             if isinstance(part, WorkerFailure):
                 raise ValueError(part.message)
             done[job.number] = part
-            progress(sum(len(jobs[number].shards) for number in done))
+            progress(sum(len(jobs[number].shards) for number in done), len(stored.shards))
     found = _Part.of(filters)
     for number in sorted(done):  # the same page, whichever part was ready first
         found.merge(done[number])

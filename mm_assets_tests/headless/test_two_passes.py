@@ -1,4 +1,4 @@
-"""`mm-assets run` with conditions on figures of the whole set: scores of all shards come first."""
+"""`mm-assets run` with conditions on statistics of the whole set: scores of all shards come first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mm_assets_tests.headless.conftest import Project
 
 
 def test_scores_of_all_shards_come_first(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad shard keeps no figure back."""
+    """A bad shard keeps no statistic back."""
     monkeypatch.setattr(request, "chunks", partial(request.chunks, size=2))
     for name, text in {"a": "one", "b": "one two", "d": "one two three", "e": "one two three four"}.items():
         project.shard(name, text)
@@ -30,7 +30,7 @@ def test_scores_of_all_shards_come_first(project: Project, monkeypatch: pytest.M
     assert dict(zip(kept, ids, strict=True)) == {"a": 0, "b": 0, "d": 3, "e": 3}
 
 
-def test_a_run_of_all_shards_takes_figures_anew_and_a_run_of_some_does_not(project: Project) -> None:
+def test_a_run_of_all_shards_computes_statistics_anew_and_a_run_of_some_does_not(project: Project) -> None:
     def kept(*shards: str) -> dict[str, int]:
         project.run(*shards, MM_KEEP_IMAGES="sha256_occurrences <= 2")
         folder = project.storage / "filtered"

@@ -1,15 +1,15 @@
-"""Set-wide figures: how often a value occurs in all shards, and where it stands among the values of all.
+"""Set-wide statistics: how often a value occurs in all shards, and where it stands among the values of all.
 
-They take two passes. The first stores the scores of every shard. `FigureTaker` is given what is stored, and
-nothing is decoded. Then conditions may look at ``<name>_occurrences`` and ``<name>_percent_rank``, where
-``<name>`` is a score or a column:
+They take two passes. The first stores the scores of every shard. `StatisticsCollector` is given what is
+stored, and nothing is decoded. Then conditions may look at ``<name>_occurrences`` and
+``<name>_percent_rank``, where ``<name>`` is a score or a column:
 
 * ``occurrences``: rows of the set with the same value.
 * ``percent_rank``: share of the values, 0 to 1, that come before this one in ascending order. Equal values
   rank as the last of them, so that ``>= 0.7`` keeps the top 30 % and what ties with them. It is rounded down
   to a multiple of 0.0001.
 
-Figures stay as they are until they are taken again: new shards are judged by those that there are.
+Statistics stay as they are until they are computed again: new shards are judged by those that there are.
 """
 
 from __future__ import annotations
@@ -33,62 +33,62 @@ from mm_assets.formats.parquet.files import read_small_table
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.files import join, publish_bytes, read_bytes
 
-_OF: Final = ": "  # between what a figure is of, and its name
+_OF: Final = ": "  # between what a statistic is of, and its name
 _OCCURRENCES: Final = "_occurrences"
 _PERCENT_RANK: Final = "_percent_rank"
 TYPES: Final[Mapping[str, pa.DataType]] = {_OCCURRENCES: pa.int64(), _PERCENT_RANK: pa.float64()}
-"""Endings of the names of figures, and the types of their values."""
+"""Endings of the names of statistics, and the types of their values."""
 
 SCHEMA = pa.schema(
     [
-        pa.field("figure", pa.string(), nullable=False),
+        pa.field("statistic", pa.string(), nullable=False),
         pa.field("key", pa.binary(16)),
         pa.field("occurrences", pa.int64()),
         pa.field("value", pa.float64()),
     ]
 )
-"""Columns of stored figures.
+"""Columns of stored statistics.
 
 Of occurrences there is a row for each value that occurs more than once, with the xxh3-128 of its text as key.
 Of a percent rank there is a row for each step that some value reaches, with the least such value; all rows of
-a figure are in ascending order.
+a statistic are in ascending order.
 """
 
 STEPS: Final = 10_000
 """Steps of a percent rank."""
 
-_COUNTED: Final = b"mm_assets:counted"  # metadata of the schema: values of the set by figure, as JSON
-_NEWEST: Final = "newest.json"  # names the figures that hold
+_COUNTED: Final = b"mm_assets:counted"  # metadata of the schema: values of the set by statistic, as JSON
+_NEWEST: Final = "newest.json"  # names the statistics that hold
 _MEMORY: Final = "1GB"  # of the database that counts; beyond that it writes to the disk
 
 
-class FigureError(MmAssetsError, ValueError):
-    """A figure that cannot be taken, or was not taken; the message says why."""
+class StatisticError(MmAssetsError, ValueError):
+    """A statistic that cannot be computed, or was not; the message says why."""
 
 
 def ending_of(name: str) -> str | None:
-    """Return the ending by which a name is that of a figure; None for another name."""
+    """Return the ending by which a name is that of a statistic; None for another name."""
     return next((ending for ending in TYPES if name.endswith(ending) and name != ending), None)
 
 
-def figure_name(rows: str, name: str) -> str:
-    """Return the name of a figure among those of all kinds of rows, as in ``image: url_occurrences``."""
+def statistic_name(rows: str, name: str) -> str:
+    """Return the name of a statistic among those of all kinds of rows, as in ``image: url_occurrences``."""
     return f"{rows}{_OF}{name}"
 
 
-def taken_of(name: str) -> str:
-    """Return the score or column that a figure is taken of."""
+def score_or_column(name: str) -> str:
+    """Return the score or column that a statistic is computed of."""
     own = name.rpartition(_OF)[2]
     return own.removesuffix(ending_of(own.lower()) or "")
 
 
-class FigureTaker:
-    """Taker of figures: it is given the values of all rows of the set, in any order and number of parts.
+class StatisticsCollector:
+    """Collector of the values of all rows of the set, which it is given in any order and number of parts.
 
     What occurs is counted on disk where memory does not suffice; of a percent rank each value takes 8 bytes.
 
     Args:
-        names: the figures.
+        names: the statistics.
 
     Attributes:
         counted: number of the values of each so far.
@@ -105,7 +105,7 @@ class FigureTaker:
         spilled = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-"))
         config: dict[str, Any] = {"threads": "1", "memory_limit": _MEMORY, "temp_directory": spilled}
         self._database = self._stack.enter_context(duckdb.connect(":memory:", config=config))
-        self._database.execute("create table keys (figure varchar, high ubigint, low ubigint)").fetchall()
+        self._database.execute("create table keys (statistic varchar, high ubigint, low ubigint)").fetchall()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,7 +115,7 @@ class FigureTaker:
         """Add values of some rows.
 
         Raises:
-            FigureError: a percent rank of values that are no numbers, or occurrences of lists or structs.
+            StatisticError: a percent rank of values that are no numbers, or occurrences of lists or structs.
         """
         if name.endswith(_PERCENT_RANK):
             numbers = _numbers(name, values)
@@ -128,7 +128,7 @@ class FigureTaker:
         self._database.execute("insert into keys select ?, high, low from part", [name]).fetchall()
 
     def table(self) -> pa.Table:
-        """Return the figures, in `SCHEMA`."""
+        """Return the statistics, in `SCHEMA`."""
         tables = [
             self._percent_rank(name) if name.endswith(_PERCENT_RANK) else self._occurrences(name)
             for name in self.counted
@@ -138,7 +138,7 @@ class FigureTaker:
 
     def _occurrences(self, name: str) -> pa.Table:
         found = self._database.execute(
-            "select high, low, count(*) as n from keys where figure = ? "
+            "select high, low, count(*) as n from keys where statistic = ? "
             "group by all having n > 1 order by all",
             [name],
         ).fetchnumpy()
@@ -160,7 +160,7 @@ class FigureTaker:
 def _keys(name: str, part: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     """Return the key of each value that is not null: rows x 2, the more significant half first."""
     if pa.types.is_nested(part.type):
-        raise FigureError(f"{name}: it is taken of values such as text and numbers, not of {part.type}")
+        raise StatisticError(f"{name}: it is computed of values such as text and numbers, not of {part.type}")
     is_bytes = pa.types.is_binary(part.type) or pa.types.is_large_binary(part.type)
     texts = part.drop_null() if is_bytes else pc.cast(part.drop_null(), pa.large_string())
     digests = (xxhash.xxh3_128_digest(value if is_bytes else value.encode()) for value in texts.to_pylist())
@@ -170,34 +170,34 @@ def _keys(name: str, part: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]
 def _numbers(name: str, part: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.float64]:
     kind = part.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise FigureError(f"{name}: it is taken of numbers, not of {kind}")
+        raise StatisticError(f"{name}: it is computed of numbers, not of {kind}")
     known: npt.NDArray[np.float64] = part.drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
     return known
 
 
 def _table(name: str, rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
-    named = {"figure": pa.array([name] * rows, pa.string()), **columns}
+    named = {"statistic": pa.array([name] * rows, pa.string()), **columns}
     return pa.Table.from_arrays(
         [named.get(field.name, pa.nulls(rows, field.type)) for field in SCHEMA], schema=SCHEMA
     )
 
 
-class SetFigures:
-    """The figures of a set, as they were taken.
+class SetStatistics:
+    """The statistics of a set, as they were computed.
 
     Args:
-        table: that of a `FigureTaker`.
+        table: that of a `StatisticsCollector`.
     """
 
     def __init__(self, table: pa.Table) -> None:
         self.counted: Mapping[str, int] = json.loads((table.schema.metadata or {}).get(_COUNTED, b"{}"))
-        names, counts = np.unique(table.column("figure").to_numpy(), return_counts=True)
+        names, counts = np.unique(table.column("statistic").to_numpy(), return_counts=True)
         ends = np.cumsum(counts)
         rows = {
             name: table.slice(end - count, count)
             for name, count, end in zip(names.tolist(), counts.tolist(), ends.tolist(), strict=True)
         }
-        self._figures = {
+        self._statistics = {
             name: (_PercentRank if name.endswith(_PERCENT_RANK) else _Occurrences)(
                 name, rows.get(name, SCHEMA.empty_table())
             )
@@ -205,25 +205,27 @@ class SetFigures:
         }
 
     def of(self, name: str, values: pa.Array) -> pa.Array:
-        """Return the figure of each value; null for null and nan.
+        """Return the statistic of each value; null for null and nan.
 
         Raises:
-            FigureError: it was not taken.
+            StatisticError: it was not computed.
         """
-        if name not in self._figures:
-            raise FigureError(not_taken(name))
+        if name not in self._statistics:
+            raise StatisticError(not_computed(name))
         if pa.types.is_floating(values.type):
             values = pc.if_else(pc.is_nan(values), None, values)
         is_null = values.is_null().to_numpy(zero_copy_only=False)
-        found = self._figures[name].of(values)
+        found = self._statistics[name].of(values)
         every = np.zeros(len(values), found.dtype)
         every[~is_null] = found
         return pa.array(every, mask=is_null)
 
 
-def not_taken(name: str) -> str:
-    """Return the line about a figure that there is not."""
-    return f"{name} was not taken: `mm-assets figures` takes it, once scores of all shards are stored"
+def not_computed(name: str) -> str:
+    """Return the line about a statistic that there is not."""
+    return (
+        f"{name} was not computed: `mm-assets statistics` computes it, once scores of all shards are stored"
+    )
 
 
 class _PercentRank:
@@ -260,8 +262,8 @@ class _Occurrences:
 
 
 @dataclass(frozen=True)
-class FiguresFile:
-    """The file of the figures that were taken last.
+class StatisticsFile:
+    """The file of the statistics that were computed last.
 
     Outputs are made from its ``digest``; the ``uri`` depends on where the storage is.
     """
@@ -271,7 +273,7 @@ class FiguresFile:
 
     @classmethod
     def newest(cls, folder: str) -> Self | None:
-        """Return the one that was published last; None if no figures were taken."""
+        """Return the one that was published last; None if no statistics were computed."""
         data = read_bytes(join(folder, _NEWEST))
         if data is None:
             return None
@@ -280,7 +282,7 @@ class FiguresFile:
 
     @classmethod
     def publish(cls, folder: str, table: pa.Table) -> Self:
-        """Store figures: earlier ones stay, as the ledger of what was made with them."""
+        """Store statistics: earlier ones stay, as the ledger of what was made with them."""
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         data = sink.getvalue().to_pybytes()
@@ -290,11 +292,11 @@ class FiguresFile:
         publish_bytes(join(folder, _NEWEST), json.dumps({"digest": digest}).encode())
         return file
 
-    def read(self) -> SetFigures:
-        """Return the figures, read once in a process; raises as `read_small_table`."""
+    def read(self) -> SetStatistics:
+        """Return the statistics, read once in a process; raises as `read_small_table`."""
         return _read(self.uri)
 
 
 @lru_cache(maxsize=1)
-def _read(uri: str) -> SetFigures:
-    return SetFigures(read_small_table(uri))
+def _read(uri: str) -> SetStatistics:
+    return SetStatistics(read_small_table(uri))

@@ -1,4 +1,4 @@
-"""Conditions on figures of the whole set: refused until these are taken, then the same in run and preview."""
+"""Conditions on set-wide statistics: refused until these are computed, then the same in run and preview."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mm_assets_tests.graph.deployment import FILTERED, Deployment, materialized
 
 Deploy = Callable[..., Deployment]
 SCORED = [name for name in FILTERED if name != "filtered_parquet"]
-NOT_TAKEN = "was not taken: `mm-assets figures` takes it, once scores of all shards are stored"
+NOT_COMPUTED = "was not computed: `mm-assets statistics` computes it, once scores of all shards are stored"
 
 
 def add_shard(deployment: Deployment, name: str, urls: list[str | None]) -> None:
@@ -41,20 +41,20 @@ def deployment(deploy: Deploy) -> Deployment:
     return deployment
 
 
-def test_figures_are_of_all_shards_and_stay_until_they_are_taken_again(deployment: Deployment) -> None:
+def test_statistics_are_of_all_shards_and_stay_until_they_are_computed_again(deployment: Deployment) -> None:
     result = deployment.run(assets=FILTERED)
     (failed,) = (event for event in result.all_events if event.is_step_failure)
     assert failed.step_key == "filtered_parquet"
     condition = deployment.environment["MM_KEEP_SAMPLES"]
-    line = f"keep_samples: {condition!r}: sample: url_occurrences {NOT_TAKEN}"
+    line = f"keep_samples: {condition!r}: sample: url_occurrences {NOT_COMPUTED}"
     assert failed.step_failure_data.user_failure_data.description == line
 
-    told = ok(deployment, "figures", **conditions(deployment))
+    told = ok(deployment, "statistics", **conditions(deployment))
     assert told == "sample: url_occurrences: 6 values of 2 shards\n"
     assert deployment.run(assets=FILTERED).success
     assert kept(deployment) == ["a0", "a1", "a3", "b0"]
 
-    # Those of before judge a new shard, until they are taken again: then of all shards what changes.
+    # Those of before judge a new shard, until they are computed again: then of all shards what changes.
     add_shard(deployment, "c", ["v", "x"])
     made = materialized(deployment.run(assets=FILTERED))["filtered_parquet"]
     assert {key: "unchanged" in event.metadata for key, event in made.items()} == {
@@ -63,7 +63,7 @@ def test_figures_are_of_all_shards_and_stay_until_they_are_taken_again(deploymen
         "c": False,
     }
     assert kept(deployment) == ["a0", "a1", "a3", "b0", "c0", "c1"]
-    ok(deployment, "figures", **conditions(deployment))
+    ok(deployment, "statistics", **conditions(deployment))
     assert deployment.run(assets=FILTERED).success
     assert kept(deployment) == ["a0", "a3", "c1"]
 
@@ -74,9 +74,9 @@ def test_a_preview_says_what_a_run_drops(deployment: Deployment) -> None:
     refused = run(deployment, "preview", *setting)
     assert refused.returncode != 0
     assert refused.stderr == (
-        f"mm-assets: keep_samples: 'url_occurrences = 1': sample: url_occurrences {NOT_TAKEN}\n"
+        f"mm-assets: keep_samples: 'url_occurrences = 1': sample: url_occurrences {NOT_COMPUTED}\n"
     )
-    ok(deployment, "figures", **conditions(deployment))
+    ok(deployment, "statistics", **conditions(deployment))
     assert "1 (14.3%) samples" in ok(deployment, "preview", *setting)
 
 
@@ -86,7 +86,7 @@ def test_a_percent_rank_of_a_score_and_a_count_of_bytes(deployment: Deployment) 
         "MM_KEEP_IMAGES": "sha256_occurrences > 100",
     }
     assert deployment.run(assets=SCORED).success
-    told = ok(deployment, "figures", **conditions(deployment)).splitlines()
+    told = ok(deployment, "statistics", **conditions(deployment)).splitlines()
     assert told == [
         "image: sha256_occurrences: 14 values of 2 shards",
         "sample: words_percent_rank: 7 values of 2 shards",
@@ -100,14 +100,14 @@ def test_a_percent_rank_of_a_score_and_a_count_of_bytes(deployment: Deployment) 
     ("condition", "line"),
     [
         ("urll_occurrences > 1", "no shard has a column 'urll'; the nearest is url"),
-        ("url_percent_rank > 0", "sample: url_percent_rank: it is taken of numbers, not of string"),
+        ("url_percent_rank > 0", "sample: url_percent_rank: it is computed of numbers, not of string"),
     ],
 )
-def test_what_has_no_figure(deployment: Deployment, condition: str, line: str) -> None:
+def test_what_has_no_statistic(deployment: Deployment, condition: str, line: str) -> None:
     deployment.environment["MM_KEEP_SAMPLES"] = condition
     result = deployment.run(assets=SCORED)
     if result.success:
-        refused = run(deployment, "figures", **conditions(deployment))
+        refused = run(deployment, "statistics", **conditions(deployment))
         assert refused.returncode != 0
         assert refused.stderr == f"mm-assets: {line}\n"
     else:
@@ -115,12 +115,12 @@ def test_what_has_no_figure(deployment: Deployment, condition: str, line: str) -
         assert line in str(failed.step_failure_data.user_failure_data.description)
 
 
-def test_a_conversion_has_no_figures(deployment: Deployment, tmp_path: Path) -> None:
+def test_a_conversion_has_no_statistics(deployment: Deployment, tmp_path: Path) -> None:
     flags = ("--to", "parquet", "--keep-samples", "url_occurrences = 1")
     refused = run(deployment, "convert", deployment.raw, tmp_path / "out", *flags)
     assert refused.returncode != 0
     assert refused.stderr == (
-        f"mm-assets: keep_samples: 'url_occurrences = 1': sample: url_occurrences {NOT_TAKEN}\n"
+        f"mm-assets: keep_samples: 'url_occurrences = 1': sample: url_occurrences {NOT_COMPUTED}\n"
     )
     assert not (tmp_path / "out").exists()
 
@@ -134,7 +134,7 @@ def test_a_text_that_many_documents_have_goes_alone(deploy: Deploy) -> None:
     }.items():
         make_tar(Path(deployment.raw, f"{name}.tar"), [(f"{name}.json", {"texts": texts})])
     assert deployment.run(assets=SCORED).success
-    assert ok(deployment, "figures", **conditions(deployment)) == (
+    assert ok(deployment, "statistics", **conditions(deployment)) == (
         "text: text_content_occurrences: 6 values of 3 shards\n"
     )
     told = ok(deployment, "preview", **conditions(deployment))

@@ -1,4 +1,4 @@
-"""Set-wide figures that filters look at, taken from what a storage has of all its shards.
+"""Set-wide statistics that filters look at, computed from what a storage has of all its shards.
 
 Scores come from the stored ones, columns from curated Parquet: nothing is decoded, and no image is read.
 """
@@ -11,20 +11,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.record import figures_folder
+from mm_assets.accounting.record import statistics_folder
 from mm_assets.filters.filter import Filter, spelled
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures, names_of
 from mm_assets.filters.registry import measures_for
 from mm_assets.filters.scores import ImageScore, SampleScore
-from mm_assets.filters.set_figures import FigureError, FiguresFile, FigureTaker, taken_of
+from mm_assets.filters.set_statistics import (
+    StatisticError,
+    StatisticsCollector,
+    StatisticsFile,
+    score_or_column,
+)
 from mm_assets.model.errors import counted
 from mm_assets.view.preview_scores import ScoredShard, StoredScores, how_to_measure
 
 
 @dataclass(frozen=True)
-class TakenFigures:
-    """Figures that were taken.
+class ComputedStatistics:
+    """Statistics that were computed.
 
     Attributes:
         values: number of values of each, by name.
@@ -37,7 +42,7 @@ class TakenFigures:
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return what was taken, for people."""
+        """Return what was computed, for people."""
         left_out = [
             f"without {counted(len(shards), 'shard')} {reason}" for reason, shards in self.left_out.items()
         ]
@@ -50,17 +55,17 @@ class TakenFigures:
         ]
 
 
-def missing_figures(root: str, filters: Iterable[Filter[Any]]) -> list[str]:
-    """Return the figures that filters look at and that were not taken, sorted."""
-    wanted = {name for judge in filters for name in judge.figures()}
-    newest = FiguresFile.newest(figures_folder(root)) if wanted else None
+def missing_statistics(root: str, filters: Iterable[Filter[Any]]) -> list[str]:
+    """Return the statistics that filters look at and that were not computed, sorted."""
+    wanted = {name for judge in filters for name in judge.statistics()}
+    newest = StatisticsFile.newest(statistics_folder(root)) if wanted else None
     return sorted(wanted.difference(newest.read().counted if newest is not None else ()))
 
 
-def take_figures(
+def compute_statistics(
     root: str, filters: Iterable[Filter[Any]], progress: Callable[[int, int], None] = lambda done, of: None
-) -> TakenFigures:
-    """Take the figures that filters look at, and keep them in the storage.
+) -> ComputedStatistics:
+    """Compute the statistics that filters look at, and keep them in the storage.
 
     Args:
         root: storage root.
@@ -68,33 +73,33 @@ def take_figures(
         progress: called with the shards that are done, and their number.
 
     Raises:
-        FigureError: a figure cannot be taken, or scores that it is taken of are not stored.
+        StatisticError: a statistic cannot be computed, or scores that it is computed of are not stored.
         ValueError: there are no scores, or a file of them is damaged; in one line.
     """
-    filters = [judge for judge in filters if judge.figures()]
+    filters = [judge for judge in filters if judge.statistics()]
     if not filters:
-        return TakenFigures({}, 0)
+        return ComputedStatistics({}, 0)
     stored = StoredScores(root, most=None)
     measures = measures_for(filters)
     if missing := stored.missing(measures):
         name, shards = next(iter(missing.items()))
-        raise FigureError(f"{counted(shards, 'shard')} without the score {name}; {how_to_measure([name])}")
+        raise StatisticError(f"{counted(shards, 'shard')} without the score {name}; {how_to_measure([name])}")
     columns = sorted({name for judge in filters for name in judge.columns()})
     schemas = stored.schemas() if columns else {}
     for judge in filters:
         judge.fitted(schemas, (), "")
-    kinds = {name: kind for judge in filters for kind in judge.kinds for name in judge.figures()}
-    with FigureTaker(kinds) as taker:
+    kinds = {name: kind for judge in filters for kind in judge.kinds for name in judge.statistics()}
+    with StatisticsCollector(kinds) as collector:
         for done, file_name in enumerate(stored.shards, start=1):
             shard = stored.read(
                 file_name, names_of(measures.images), names_of(measures.samples), columns=columns
             )
             for name, kind in kinds.items():
-                taker.add(name, _values(shard, kind, taken_of(name)))
+                collector.add(name, _values(shard, kind, score_or_column(name)))
             progress(done, len(stored.shards))
-        table = taker.table()
-    FiguresFile.publish(figures_folder(root), table)
-    return TakenFigures(taker.counted, len(stored.shards), stored.left_out)
+        table = collector.table()
+    StatisticsFile.publish(statistics_folder(root), table)
+    return ComputedStatistics(collector.counted, len(stored.shards), stored.left_out)
 
 
 def _values(shard: ScoredShard, kind: type[Score], of: str) -> pa.Array | pa.ChunkedArray:
@@ -108,7 +113,7 @@ def _values(shard: ScoredShard, kind: type[Score], of: str) -> pa.Array | pa.Chu
     if of in kind.types(known.images if kind is ImageScore else known.samples):
         return pa.array([score.get(of) for score in scores.values()])
     columns = shard.row_keys.columns
-    assert columns is not None, "columns are read where a figure is taken of one"
+    assert columns is not None, "columns are read where a statistic is computed of one"
     take: Any = columns.of_samples if kind is SampleScore else columns.of_items
     found = take(list(scores), [of])
     name = spelled(of, found.column_names)
