@@ -1,4 +1,6 @@
-"""What mkdocs does beyond its configuration: the README is the first page, and folders fill their section."""
+"""What mkdocs does beyond its configuration: the README is the first page, folders fill their section, and
+the reference knows the modules of public names.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+from mm_assets.public_names import MODULES
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +34,11 @@ def on_files(files: Files, config: Any) -> Files:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "index.md", content=re.sub(r"\]\(docs/", "](", text)))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the module in front of a public name that the reference shows (``::: Features``)."""
+    return re.sub(r"(?m)^::: (\w+)$", lambda name: f"::: {MODULES[name[1]]}.{name[1]}", markdown)
 
 
 def _filled(section: dict[str, Any], docs: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 * Sensor `automation`: has shards made without a click, in backfills of chunked runs. Not by Dagster's
   declarative automation: that knows neither the settings that an output depends on nor a shard that is still
   being uploaded, asks again for shards that fail for their content, and evaluates seven assets times all
-  partitions at each tick (docs/decisions/0007-automation.md).
+  partitions at each tick (docs/decisions.md).
 * Schedules `refresh`, `prove` and `maintenance`: each runs where its setting has a cron expression.
 * Job `refresh`: finds what is missing, failed or stale. It does not wait until it can launch that: its run
   would keep others from running.

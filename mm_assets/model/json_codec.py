@@ -8,7 +8,7 @@ prints them. A value that would not come back equal in this form is wrapped unde
 A raw JSON field gets the Arrow type that holds all its values exactly (`FieldTally`). Where no other type
 does, it becomes a column of JSON text: ``string`` with the field metadata `JSON_ENCODING`. ``pa.json_()`` is
 not used because Lance re-encodes it and loses NaN, integers beyond 2^53 and key order
-(docs/decisions/0004-json-as-text.md).
+(docs/decisions.md, JSON as text).
 """
 
 from __future__ import annotations

@@ -109,11 +109,9 @@ def _picture() -> bytes:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """Where it is defined: a heading is the name alone."""
+    """Once, by its name alone: `docs/hooks.py` knows its module."""
     text = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
-    shown = {path.rpartition(".")[2]: path for path in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
-    for public, module in MODULES.items():
-        assert shown.get(public) == f"{module}.{public}", public
+    assert sorted(re.findall(r"^::: (\w+)$", text, re.MULTILINE)) == sorted(MODULES)
 
 
 def test_guides_and_reference_pages_have_titles() -> None:
