@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.automation.alerts.message import NAMED, Cause, Kind, Origin
-from mm_assets.automation.alerts.shards import View
+from mm_assets.automation.alerts.runs import View
 from mm_assets.graph import instance_queries
 from mm_assets.graph.dagster_internals import SHARDS, attempts_without_result
 from mm_assets.graph.io_manager import LANDED

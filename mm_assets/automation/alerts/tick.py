@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import dagster as dg
 
-from mm_assets.automation.alerts import checks, shards
+from mm_assets.automation.alerts import checks, runs
 from mm_assets.automation.alerts.checks import CURATED, FILTERED, Shares, drift, loss
 from mm_assets.automation.alerts.delivery import Outbox, targets
 from mm_assets.automation.alerts.message import (
@@ -40,6 +40,7 @@ from mm_assets.automation.alerts.message import (
 )
 from mm_assets.automation.alerts.runs import (
     FailedRun,
+    View,
     failed_backfills,
     failed_runs,
     failing_ticks,
@@ -47,7 +48,6 @@ from mm_assets.automation.alerts.runs import (
     runs_in_progress,
     stale_assets,
 )
-from mm_assets.automation.alerts.shards import View
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
 
@@ -374,7 +374,7 @@ class _Finder(Protocol):
     def new_part(self, view: View, cause: Cause, told: Collection[str]) -> Cause | None: ...
 
 
-_OF_SHARDS: Mapping[Kind, _Finder] = {Kind.CHECK: checks, Kind.NOT_LANDED: shards}
+_OF_SHARDS: Mapping[Kind, _Finder] = {Kind.CHECK: checks, Kind.NOT_LANDED: runs}
 _FROM_EVENTS = (Kind.CHECK, Kind.NOT_LANDED, Kind.DRIFT, Kind.LOSS)
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _RUNS = 500  # that ended, looked at in one tick
@@ -410,17 +410,17 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
         and all(incident.is_final or not incident.origin for incident in state.incidents.open.values())
     )
     found: list[Cause] = []
-    attempts = shards.Attempts({}, {})
+    attempts = runs.Attempts({}, {})
     checked: set[str] = set()
     if not is_quiet:
-        attempts = shards.open_attempts(view)
+        attempts = runs.open_attempts(view)
         state.is_waiting = attempts.is_waiting
         active = [record.dagster_run.run_id for record in (*in_progress, *ended)]
         is_first = state.event_log is None or len(ended) >= _RUNS
         asked = (
             checks.all_checks(view) if is_first else checks.checks_to_ask(view, active, state.incidents.open)
         )
-        missing = shards.missing_shards(view, attempts.failed)
+        missing = runs.missing_shards(view, attempts.failed)
         failed = checks.failed_checks(view, asked, missing, attempts.in_progress)
         found += [*failed.causes, *failed.missing]
         checked = failed.in_progress
