@@ -1,7 +1,8 @@
 """Batched writing of events, on top of one of Dagster's own storage classes.
 
 `WriteBuffer` keeps things that are written together, until enough have gathered or the first has waited
-enough. It knows neither Dagster nor databases. `BatchedEventLog` is the mixin for a storage class: it writes
+enough. It knows neither Dagster nor databases. `Engines` are database engines that are kept open, and never
+shared with a process that was forked off. `BatchedEventLog` is the mixin for a storage class: it writes
 what the buffer gathered in one transaction.
 """
 
@@ -13,6 +14,7 @@ import os
 import threading
 import weakref
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -21,7 +23,7 @@ import sqlalchemy as db
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import SqlEventLogStorage, SqlEventLogStorageTable
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from mm_assets.event_log.rows import EventRow, is_batched
 from mm_assets.model.errors import MmAssetsError
@@ -188,6 +190,60 @@ def _begin_anew() -> None:
 
 atexit.register(_flush_all)
 os.register_at_fork(after_in_child=_begin_anew)
+
+
+_KEPT_ENGINES = 16
+
+
+class Engines:
+    """One engine for each database that is in use, the last `limit` of them.
+
+    Args:
+        create: opens the engine of a database.
+    """
+
+    def __init__(self, create: Callable[[str], Engine], limit: int = _KEPT_ENGINES) -> None:
+        self._create = create
+        self._limit = limit
+        self._reset()
+        _all_engines.add(self)
+
+    def _reset(self) -> None:
+        self._engines: OrderedDict[str, Engine] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> Engine:
+        """Return the engine of this database."""
+        with self._lock:
+            engine = self._engines.get(name)
+            if engine is None:
+                engine = self._engines[name] = self._create(name)
+                while len(self._engines) > self._limit:
+                    self._engines.popitem(last=False)[1].dispose()
+            else:
+                self._engines.move_to_end(name)
+            return engine
+
+    def dispose(self) -> None:
+        """Close all connections that are not in use; those in use when they come back."""
+        with self._lock:
+            engines, self._engines = self._engines, OrderedDict()
+        for engine in engines.values():
+            engine.dispose()
+
+
+_all_engines: weakref.WeakSet[Engines] = weakref.WeakSet()
+# A connection must not be closed by another process than the one that opened it: SQLite would give up locks.
+_inherited: list[Engine] = []
+
+
+def _open_anew() -> None:
+    for engines in list(_all_engines):
+        _inherited.extend(engines._engines.values())
+        engines._reset()
+
+
+os.register_at_fork(after_in_child=_open_anew)
 
 
 _EXECUTIONS = AssetCheckExecutionsTable.c

@@ -22,9 +22,8 @@ from dagster_postgres.utils import (
 from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import postgresql
 
-from mm_assets.event_log.batched import BatchedEventLog
+from mm_assets.event_log.batched import BatchedEventLog, Engines
 from mm_assets.event_log.rows import EventRow
-from mm_assets.event_log.tables import Engines
 
 _CLAIMING = 0x6D6D5F61  # number of the advisory lock of those who claim slots
 _PAUSE_SECONDS = 1.0  # between two claims of a step that has to wait

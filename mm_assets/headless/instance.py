@@ -60,7 +60,7 @@ def open_instance(home: Path, *, changes_nothing: bool = False) -> Iterator[dg.D
     import dagster as dg
     from dagster._core.instance.ref import InstanceRef
 
-    from mm_assets.event_log.tables import make_stock_tables
+    from mm_assets.event_log.sqlite import make_stock_tables
 
     warnings.simplefilter("ignore", dg.BetaWarning)
     place = f"DAGSTER_HOME {home}"

@@ -13,8 +13,7 @@ import pytest
 import sqlalchemy as db
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
-from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
-from mm_assets.event_log.tables import EVENTS_OF_RUN, make_tables
+from mm_assets.event_log.sqlite import EVENTS_OF_RUN, BatchedSqliteEventLogStorage, make_tables
 
 _EARLIER = "6b7fb194ff9c"  # a migration of Dagster before its newest
 
