@@ -30,8 +30,8 @@ from mm_assets.formats.names import sample_key
 from mm_assets.formats.partitions import Partition, parse_bytes
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES
+from mm_assets.formats.tar.headers import TarWriter
 from mm_assets.formats.tar.scan import Member
-from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.layout import (
     IMAGES,
     MAX_FIELDS,

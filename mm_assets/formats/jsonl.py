@@ -35,10 +35,9 @@ from mm_assets.formats.names import ARRAY_SUFFIXES, LINES_SUFFIXES, format_of, i
 from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource
-from mm_assets.formats.tar.index import Member, TarDamage, TarIndex, damage
-from mm_assets.formats.tar.scan import read_member
+from mm_assets.formats.tar.headers import TarDamage, TarWriter, damage
+from mm_assets.formats.tar.scan import Member, TarIndex, read_member
 from mm_assets.formats.tar.spool import open_tar, unpacked_limit
-from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_document_layout
 from mm_assets.formats.webdataset.folders import tar_samples
 from mm_assets.formats.webdataset.layout import SAMPLE_ID, RawLayout, SampleError, is_native_layout

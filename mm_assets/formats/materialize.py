@@ -24,7 +24,7 @@ from mm_assets.formats.images.headers import sniff
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.names import is_block, is_parquet
 from mm_assets.formats.parquet.files import row_of
-from mm_assets.formats.tar.index import TarDamage
+from mm_assets.formats.tar.headers import TarDamage
 from mm_assets.formats.tar.scan import Member, TarIndex, scan
 from mm_assets.formats.tar.spool import is_packed, open_tar
 from mm_assets.model.errors import FETCH_FAILED, Fault, ImageError, MmAssetsError, lost_frame, missing_member

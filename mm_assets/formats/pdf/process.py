@@ -36,7 +36,7 @@ from mm_assets.formats.pdf.limits import (
     nonsense,
     out_of_memory,
 )
-from mm_assets.formats.tar.writer import FileRange
+from mm_assets.formats.tar.headers import FileRange
 from mm_assets.model.errors import ITEM_FAULTS, Fault, require
 
 _START = Path(__file__).with_name("start.py")

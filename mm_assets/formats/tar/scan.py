@@ -1,4 +1,4 @@
-"""Scan of a local uncompressed tar: its members, from the headers alone.
+"""Scan of a local uncompressed tar: the index of its members, from the headers alone, with links resolved.
 
 Damage is raised, or returned as damaged ranges; it never just shortens the list of members. After damage,
 `Recovery` searches for the next readable member.
@@ -9,30 +9,25 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from mm_assets.formats.tar.index import (
+from mm_assets.formats.tar.headers import (
     BLOCK,
+    END_BLOCKS,
     EXTENDED_KINDS,
     Extended,
     TarDamage,
-    by_name,
     check_header,
     damage,
     decode_name,
-    follow_links,
     full_name,
     member_size,
     padded,
-    residue_bytes,
 )
-from mm_assets.formats.tar.index import Ambiguous as Ambiguous
-from mm_assets.formats.tar.index import DamagedRange as DamagedRange
-from mm_assets.formats.tar.index import Member as Member
-from mm_assets.formats.tar.index import Skipped as Skipped
-from mm_assets.formats.tar.index import TarIndex as TarIndex
-from mm_assets.model.errors import DataError
+from mm_assets.model.errors import DANGLING_REFERENCE, DataError, Fault
 
 _MAGIC = b"ustar"
 _MAGIC_AT = 257
@@ -41,9 +36,171 @@ _LARGEST_READ = 1 << 20
 _SPARSE = b"S"[0]
 _NO_BODY = b"123456"
 _NAME_BYTES = 100
-_END_BLOCKS = 2 * BLOCK
 _EXTENDED_NAME = re.compile(rb"PaxHeader|@LongLink")  # names that writers give these headers
 _PAX_RECORD = re.compile(rb"[1-9][0-9]{0,6} [^=\n]{1,255}=")
+
+
+class Member(NamedTuple):
+    """A regular file or a link in a tar; offsets and sizes in bytes.
+
+    For a link, ``link`` is the name of the regular member it resolves to, and ``offset`` and ``size`` are
+    that member's. ``broken`` is the reason why a member has no payload that can be trusted (a dangling link,
+    a name that is not UTF-8), else None.
+    """
+
+    name: str
+    offset: int  # of the payload; -1 for a broken link
+    size: int
+    link: str | None
+    header_offset: int  # of the first block that belongs to the member, its extended headers included
+    broken: str | None = None
+
+
+class Ambiguous(NamedTuple):
+    """A name that several members have: none of them may be used for it."""
+
+    name: str
+    members: tuple[Member, ...]
+
+
+# What macOS and tar programs leave among the files, by name and by first bytes: a file that merely has
+# such a name is the user's.
+_RESIDUE = re.compile(
+    r"(?:.*/)?(?:(?P<apple_double>\._[^/]*|\.AppleDouble/.*)|(?P<finder>\.DS_Store)"
+    r"|(?P<extended_header>PaxHeaders?(?:\.\d+)?/.*))",
+    re.DOTALL,
+)
+_RESIDUE_BYTES = {
+    "apple_double": re.compile(rb"\0\x05\x16\x07"),
+    "finder": re.compile(rb"\0\0\0\x01Bud1"),
+    "extended_header": re.compile(rb"\d+ [A-Za-z][\w.:-]*="),
+}
+
+_KINDS = {
+    "3": "a character device",
+    "4": "a block device",
+    "6": "a pipe",
+    "D": "a list of the files in a folder",
+    "V": "the label of a volume",
+    "S": "a sparse file",
+    "M": "a part of a file that began on another volume",
+}
+
+
+class Skipped(NamedTuple):
+    """A member that is no file, link or folder, or that cannot be read.
+
+    ``kind`` is its type character, ``header_offset`` is in bytes.
+    """
+
+    name: str
+    kind: str
+    header_offset: int
+
+    @property
+    def reason(self) -> str:
+        """The kind of member, in words."""
+        return f"{_KINDS[self.kind]}: not read as a file"
+
+    @property
+    def has_lost_bytes(self) -> bool:
+        """True for a file whose bytes cannot be read; they are a damaged range as well."""
+        return self.kind in "SM"
+
+
+class DamagedRange(NamedTuple):
+    """Bytes from ``start`` up to ``end`` that belong to no readable member, and the reason."""
+
+    start: int
+    end: int
+    damage: TarDamage
+
+
+@dataclass(frozen=True, slots=True)
+class TarIndex:
+    """The members of a tar in archive order, and what was skipped or damaged.
+
+    ``end`` is the byte offset at which the zero blocks begin. Every byte belongs to a member or its headers,
+    to an end block, or to one of the ``damaged_ranges``, which are in archive order. ``left_out`` has the
+    names of members that are there, and are none of the user's files: see `residue_bytes`.
+    """
+
+    name: str
+    members: list[Member]
+    by_name: dict[str, Member | Ambiguous]
+    skipped: list[Skipped]
+    end: int
+    damaged_ranges: tuple[DamagedRange, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def find(self, name: str) -> Member | Fault | None:
+        """Return the member of a name, None if there is none.
+
+        A fault is returned if the name exists but cannot be used.
+        """
+        found = self.by_name.get(name)
+        if found is None:
+            return None
+        if isinstance(found, Ambiguous):
+            return Fault(DANGLING_REFERENCE, f"ambiguous: {len(found.members)} members are called {name!r}")
+        if found.broken:
+            return Fault(DANGLING_REFERENCE, f"dangling reference: member {name!r}: {found.broken}")
+        return found
+
+
+def residue_bytes(name: str) -> re.Pattern[bytes] | None:
+    """Return how a member begins that macOS or a tar program has left; None if its name tells that none has.
+
+    Such are AppleDouble files (``._NAME``, also in ``__MACOSX``), the ``.DS_Store`` of Finder, and extended
+    headers that were unpacked as files (``PaxHeader/NAME``).
+    """
+    found = _RESIDUE.fullmatch(name)
+    return None if found is None else _RESIDUE_BYTES[str(found.lastgroup)]
+
+
+def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) -> list[Member]:
+    """Return the members with each link resolved to the payload it leads to, or marked ``broken``."""
+    resolved: dict[int, Member] = {}  # by header offset, so that a chain shared by many links is walked once
+    for member in members:
+        chain: dict[int, Member] = {}
+        current: Member = member
+        reason: str | None = None
+        while current.link is not None and current.header_offset not in resolved and reason is None:
+            if current.header_offset in chain:
+                reason = f"links to {current.name!r}, which leads back to itself"
+                break
+            if current.broken is not None:
+                reason = current.broken
+            chain[current.header_offset] = current
+            target = names.get(current.link)
+            if target is None:
+                reason = reason or f"links to {current.link!r}, which is no file of this tar"
+            elif isinstance(target, Ambiguous):
+                reason = (
+                    reason or f"links to {current.link!r}, a name that occurs {len(target.members)} times"
+                )
+            else:
+                current = target
+        final = resolved.get(current.header_offset, current)
+        reason = reason or final.broken
+        for link in chain.values():
+            if reason is None:
+                link = link._replace(offset=final.offset, size=final.size, link=final.link or final.name)
+            resolved[link.header_offset] = link._replace(broken=reason)
+    return [resolved.get(member.header_offset, member) for member in members]
+
+
+def by_name(members: Iterable[Member]) -> dict[str, Member | Ambiguous]:
+    """Return the member of each name, in archive order."""
+    names: dict[str, Member | Ambiguous] = {}
+    repeated: dict[str, list[Member]] = {}
+    for member in members:
+        first = names.setdefault(member.name, member)
+        if first is not member:
+            assert isinstance(first, Member)
+            repeated.setdefault(member.name, [first]).append(member)
+    names.update((name, Ambiguous(name, tuple(group))) for name, group in repeated.items())
+    return names
 
 
 class Recovery:
@@ -87,7 +244,7 @@ class Recovery:
         if found < self._file_size:
             return found
         end = padded(self._zeros_from)  # no member follows, but the end blocks may
-        return end if at < end <= self._file_size - _END_BLOCKS else self._file_size
+        return end if at < end <= self._file_size - END_BLOCKS else self._file_size
 
     def _behind_bad_header(self, at: int, header: bytes) -> int:
         """Return the offset of the first header after a bad one.
@@ -99,8 +256,8 @@ class Recovery:
         is_confirmed = stated_end < self._file_size and _is_header(self._block(stated_end))
         if (
             is_confirmed
-            and stated_end - at > BLOCK + _END_BLOCKS
-            and not any(os.pread(self._fd, _END_BLOCKS, stated_end - _END_BLOCKS))
+            and stated_end - at > BLOCK + END_BLOCKS
+            and not any(os.pread(self._fd, END_BLOCKS, stated_end - END_BLOCKS))
         ):
             return stated_end
         return self._search(at + BLOCK, stated_end if is_confirmed else self._file_size)

@@ -29,8 +29,8 @@ from mm_assets.formats.names import (
     is_zip,
 )
 from mm_assets.formats.partitions import Partition, id_prefix, root_of_locations
-from mm_assets.formats.tar.index import Member
-from mm_assets.formats.tar.writer import END_BLOCKS, add_member
+from mm_assets.formats.tar.headers import END_BLOCKS, add_member
+from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.webdataset.documents import (
     ImageTextPairs,
     Mint1tDecoder,

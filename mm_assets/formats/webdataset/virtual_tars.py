@@ -21,8 +21,8 @@ from urllib.parse import urlencode
 from fsspec import AbstractFileSystem
 
 from mm_assets.formats.names import sample_key
-from mm_assets.formats.tar.index import TarIndex
-from mm_assets.formats.tar.writer import TarWriter
+from mm_assets.formats.tar.headers import TarWriter
+from mm_assets.formats.tar.scan import TarIndex
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
     LEFT_OUT,

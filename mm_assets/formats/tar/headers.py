@@ -1,18 +1,20 @@
-"""Tar headers and the index of a tar's members, with links resolved.
+"""Tars at the level of headers: those of members parsed and checked, and a writer of plain USTAR tars.
 
-A header of 512 bytes is parsed and checked, with the extended headers (PAX, GNU) before it. A `TarIndex` has
-the members in archive order, and what was skipped or damaged.
+A header of 512 bytes is parsed with the extended headers (PAX, GNU) before it. The writer is deterministic:
+the same members give the same bytes.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import tarfile
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO, Any, NamedTuple
 
-from mm_assets.model.errors import DAMAGED_TAR, DANGLING_REFERENCE, TRUNCATED_TAR, Fault, MmAssetsError
+from mm_assets.model.errors import DAMAGED_TAR, TRUNCATED_TAR, MmAssetsError
 
 BLOCK = 512
 
@@ -244,164 +246,178 @@ def damage(name: str, at: int, reason: str, is_cut: bool = False) -> TarDamage:
     )
 
 
-class Member(NamedTuple):
-    """A regular file or a link in a tar; offsets and sizes in bytes.
+MAX_NAME = 100  # bytes; longer names need tar extensions, which wids and DALI do not read
+MAX_MEMBER = 8 << 30  # bytes; eleven octal digits
+END_BLOCKS = 2 * BLOCK
 
-    For a link, ``link`` is the name of the regular member it resolves to, and ``offset`` and ``size`` are
-    that member's. ``broken`` is the reason why a member has no payload that can be trusted (a dangling link,
-    a name that is not UTF-8), else None.
-    """
+_MODE_UID_GID = b"0000644\x000000000\x000000000\x00"
+_MTIME = b"00000000000\x00"
+_REST = (b"0" + bytes(100) + b"ustar\x0000").ljust(BLOCK - 156, b"\x00")  # type, link name, magic, version
+# The checksum field itself counts as spaces.
+_CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")
+_PADDING = bytes(BLOCK)
+_COPIED_AT_ONCE = 1 << 20  # bytes
+_MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
 
-    name: str
-    offset: int  # of the payload; -1 for a broken link
+# Anything with a contiguous buffer (bytes, memoryview, pa.Buffer; Python 3.11 has no type for it), or a
+# `FileRange`.
+Payload = Any
+
+
+class FileRange(NamedTuple):
+    """A payload in an open file; offset and size in bytes. The kernel copies it, so it uses no memory."""
+
+    descriptor: int
+    offset: int
     size: int
-    link: str | None
-    header_offset: int  # of the first block that belongs to the member, its extended headers included
-    broken: str | None = None
 
 
-class Ambiguous(NamedTuple):
-    """A name that several members have: none of them may be used for it."""
+def add_member(file: IO[bytes], name: str, size: int, payload: IO[bytes]) -> None:
+    """Append a member of any name and size, in PAX format, without end blocks.
 
-    name: str
-    members: tuple[Member, ...]
-
-
-# What macOS and tar programs leave among the files, by name and by first bytes: a file that merely has
-# such a name is the user's.
-_RESIDUE = re.compile(
-    r"(?:.*/)?(?:(?P<apple_double>\._[^/]*|\.AppleDouble/.*)|(?P<finder>\.DS_Store)"
-    r"|(?P<extended_header>PaxHeaders?(?:\.\d+)?/.*))",
-    re.DOTALL,
-)
-_RESIDUE_BYTES = {
-    "apple_double": re.compile(rb"\0\x05\x16\x07"),
-    "finder": re.compile(rb"\0\0\0\x01Bud1"),
-    "extended_header": re.compile(rb"\d+ [A-Za-z][\w.:-]*="),
-}
-
-_KINDS = {
-    "3": "a character device",
-    "4": "a block device",
-    "6": "a pipe",
-    "D": "a list of the files in a folder",
-    "V": "the label of a volume",
-    "S": "a sparse file",
-    "M": "a part of a file that began on another volume",
-}
+    Raises:
+        EOFError: the payload is shorter.
+    """
+    info = tarfile.TarInfo(name)
+    info.size = size
+    file.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
+    left = size
+    while left > 0:
+        block = payload.read(min(left, _COPIED_AT_ONCE))
+        if not block:
+            raise EOFError(f"it ends {left} bytes early")
+        file.write(block)
+        left -= len(block)
+    file.write(_PADDING[: -size % BLOCK])
 
 
-class Skipped(NamedTuple):
-    """A member that is no file, link or folder, or that cannot be read.
+class TarWriter:
+    """Writer of groups of members to a tar at ``path``, which is created or truncated.
 
-    ``kind`` is its type character, ``header_offset`` is in bytes.
+    Times and owners are 0, modes 0644, names ASCII. As a context manager it writes the end blocks only if the
+    block ends without an exception, so an abandoned tar reads as damaged. Removing or renaming the file is up
+    to the caller. ``groups`` and ``bytes`` count what is in the file.
     """
 
-    name: str
-    kind: str
-    header_offset: int
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.groups = 0
+        self.bytes = 0
+        self._starts: list[int] = []
+        self._end = 0  # of the last group; `bytes` counts the end blocks as well
+        self._failed = False
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-    @property
-    def reason(self) -> str:
-        """The kind of member, in words."""
-        return f"{_KINDS[self.kind]}: not read as a file"
+    def write_group(self, members: Sequence[tuple[str, Payload]]) -> None:
+        """Append one group of members, such as a sample.
 
-    @property
-    def has_lost_bytes(self) -> bool:
-        """True for a file whose bytes cannot be read; they are a damaged range as well."""
-        return self.kind in "SM"
+        Args:
+            members: (name, payload) pairs, written in this order. Payloads go to the kernel without a copy.
 
-
-class DamagedRange(NamedTuple):
-    """Bytes from ``start`` up to ``end`` that belong to no readable member, and the reason."""
-
-    start: int
-    end: int
-    damage: TarDamage
-
-
-@dataclass(frozen=True, slots=True)
-class TarIndex:
-    """The members of a tar in archive order, and what was skipped or damaged.
-
-    ``end`` is the byte offset at which the zero blocks begin. Every byte belongs to a member or its headers,
-    to an end block, or to one of the ``damaged_ranges``, which are in archive order. ``left_out`` has the
-    names of members that are there, and are none of the user's files: see `residue_bytes`.
-    """
-
-    name: str
-    members: list[Member]
-    by_name: dict[str, Member | Ambiguous]
-    skipped: list[Skipped]
-    end: int
-    damaged_ranges: tuple[DamagedRange, ...] = ()
-    left_out: tuple[str, ...] = ()
-
-    def find(self, name: str) -> Member | Fault | None:
-        """Return the member of a name, None if there is none.
-
-        A fault is returned if the name exists but cannot be used.
+        Raises:
+            ValueError: There are no members, a name occurs twice, a name is not 1 to 100 ASCII bytes without
+                NUL, or a payload has 8 GiB or more. Nothing has been written then.
+            OSError: The disk refuses; the tar can only be abandoned.
         """
-        found = self.by_name.get(name)
-        if found is None:
-            return None
-        if isinstance(found, Ambiguous):
-            return Fault(DANGLING_REFERENCE, f"ambiguous: {len(found.members)} members are called {name!r}")
-        if found.broken:
-            return Fault(DANGLING_REFERENCE, f"dangling reference: member {name!r}: {found.broken}")
-        return found
+        if self._fd < 0 or self._failed:
+            raise ValueError("the tar is closed, or a write to it failed")
+        if not members or len({name for name, _ in members}) != len(members):
+            raise ValueError(f"a sample has members of different names, not {[name for name, _ in members]}")
+        buffers: list[bytes | memoryview] = []
+        padding = b""
+        total = 0
+        for name, payload in members:
+            view = payload if isinstance(payload, FileRange) else memoryview(payload).cast("B")
+            size = view.size if isinstance(view, FileRange) else len(view)
+            header = _header(name, size)
+            buffers.append(padding + header if padding else header)
+            if isinstance(view, FileRange):
+                self._write(buffers)
+                self._copy(view)
+                buffers = []
+            elif size:
+                buffers.append(view)
+            padding = _PADDING[: -size % BLOCK]
+            total += BLOCK + size + len(padding)
+        if padding:
+            buffers.append(padding)
+        self._write(buffers)
+        self._starts.append(self._end)
+        self._end += total
+        self.bytes = self._end
+        self.groups += 1
+
+    @property
+    def offsets(self) -> list[int]:
+        """Byte offsets of the groups' first headers, and of the end blocks."""
+        return [*self._starts, self._end]
+
+    def close(self) -> None:
+        """Write the end blocks and close the file; a second call does nothing.
+
+        Raises:
+            ValueError: A write has failed before.
+        """
+        if self._fd < 0:
+            return
+        if self._failed:
+            self.abort()
+            raise ValueError("a write failed: the tar is not complete")
+        try:
+            self._write([bytes(END_BLOCKS)])
+            self.bytes += END_BLOCKS
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the file as it is, without end blocks."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> TarWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _copy(self, source: FileRange) -> None:
+        at, end = source.offset, source.offset + source.size
+        try:
+            while at < end:
+                if not (copied := os.sendfile(self._fd, source.descriptor, at, end - at)):
+                    raise OSError(f"the file ends {end - at} bytes before the end of a payload")
+                at += copied
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _write(self, buffers: list[bytes | memoryview]) -> None:
+        at = 0
+        try:
+            while at < len(buffers):
+                written = os.writev(self._fd, buffers[at : at + _MAX_BUFFERS])
+                while at < len(buffers) and written >= len(buffers[at]):
+                    written -= len(buffers[at])
+                    at += 1
+                if written:
+                    buffers[at] = memoryview(buffers[at])[written:]
+        except BaseException:
+            self._failed = True
+            raise
 
 
-def residue_bytes(name: str) -> re.Pattern[bytes] | None:
-    """Return how a member begins that macOS or a tar program has left; None if its name tells that none has.
-
-    Such are AppleDouble files (``._NAME``, also in ``__MACOSX``), the ``.DS_Store`` of Finder, and extended
-    headers that were unpacked as files (``PaxHeader/NAME``).
-    """
-    found = _RESIDUE.fullmatch(name)
-    return None if found is None else _RESIDUE_BYTES[str(found.lastgroup)]
-
-
-def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) -> list[Member]:
-    """Return the members with each link resolved to the payload it leads to, or marked ``broken``."""
-    resolved: dict[int, Member] = {}  # by header offset, so that a chain shared by many links is walked once
-    for member in members:
-        chain: dict[int, Member] = {}
-        current: Member = member
-        reason: str | None = None
-        while current.link is not None and current.header_offset not in resolved and reason is None:
-            if current.header_offset in chain:
-                reason = f"links to {current.name!r}, which leads back to itself"
-                break
-            if current.broken is not None:
-                reason = current.broken
-            chain[current.header_offset] = current
-            target = names.get(current.link)
-            if target is None:
-                reason = reason or f"links to {current.link!r}, which is no file of this tar"
-            elif isinstance(target, Ambiguous):
-                reason = (
-                    reason or f"links to {current.link!r}, a name that occurs {len(target.members)} times"
-                )
-            else:
-                current = target
-        final = resolved.get(current.header_offset, current)
-        reason = reason or final.broken
-        for link in chain.values():
-            if reason is None:
-                link = link._replace(offset=final.offset, size=final.size, link=final.link or final.name)
-            resolved[link.header_offset] = link._replace(broken=reason)
-    return [resolved.get(member.header_offset, member) for member in members]
-
-
-def by_name(members: Iterable[Member]) -> dict[str, Member | Ambiguous]:
-    """Return the member of each name, in archive order."""
-    names: dict[str, Member | Ambiguous] = {}
-    repeated: dict[str, list[Member]] = {}
-    for member in members:
-        first = names.setdefault(member.name, member)
-        if first is not member:
-            assert isinstance(first, Member)
-            repeated.setdefault(member.name, [first]).append(member)
-    names.update((name, Ambiguous(name, tuple(group))) for name, group in repeated.items())
-    return names
+def _header(name: str, size: int) -> bytes:
+    raw = name.encode("ascii", "replace")
+    if not name.isascii() or not 0 < len(raw) <= MAX_NAME or b"\0" in raw:
+        raise ValueError(f"member name {name!r} is not 1 to {MAX_NAME} ASCII bytes without NUL")
+    if size >= MAX_MEMBER:
+        raise ValueError(f"member {name!r} has {size} bytes; a member is smaller than {MAX_MEMBER}")
+    digits = b"%011o\x00" % size
+    # The low half of Adler-32 is 1 + the sum of so few bytes, and faster than sum().
+    checksum = _CONSTANT_SUM + (zlib.adler32(raw + digits) & 0xFFFF) - 1
+    return b"".join((raw.ljust(100, b"\x00"), _MODE_UID_GID, digits, _MTIME, b"%06o\x00 " % checksum, _REST))
