@@ -5,7 +5,7 @@ Everything else inside `mm_assets` may move between releases; `mm_assets` and th
 
 from __future__ import annotations
 
-from mm_assets.accounting.canonical.account import AccountedFormat, CanonicalLocation, RowPart
+from mm_assets.accounting.canonical import AccountedFormat, CanonicalLocation, RowPart
 from mm_assets.filters.chain import SampleFilter, ScoreFilter
 from mm_assets.filters.filter import FilterSettingError, maximum, minimum, setting
 from mm_assets.filters.measure import ImageContent, ImageMeasure, SampleMeasure

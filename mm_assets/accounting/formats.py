@@ -1,7 +1,7 @@
 """Accounting records of all formats: the table `ACCOUNTED`, with one `AccountedFormat` for each.
 
 An entry has the canonical reader of a format, the checks of files beside the rows, the lookup of a sample,
-and for Lance the checks of the table that all partitions share. `mm_assets.accounting.canonical.account`
+and for Lance the checks of the table that all partitions share. `mm_assets.accounting.canonical`
 describes the fields.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.account import (
+from mm_assets.accounting.canonical import (
     AccountedFormat,
     CanonicalLocation,
     Derived,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.canonical.account import Rows, SampleQuery
+from mm_assets.accounting.canonical import Rows, SampleQuery
 from mm_assets.accounting.formats import accounted_format, find_sample
 from mm_assets.accounting.ledger import locator_columns
 from mm_assets.accounting.lookup import in_accounts

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.canonical.account import Rows
+from mm_assets.accounting.canonical import Rows
 from mm_assets.accounting.contract import Published
 from mm_assets.accounting.ledger import ITEMS_SCHEMA
 from mm_assets.accounting.record import ShardRecord

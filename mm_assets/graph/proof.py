@@ -14,7 +14,7 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.canonical.account import TableAccount
+from mm_assets.accounting.canonical import TableAccount
 from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.proof import Evidence, ProofStore, ShardProof
 from mm_assets.accounting.record import (

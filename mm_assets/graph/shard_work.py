@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
-from mm_assets.accounting.canonical.account import OutputProblems
+from mm_assets.accounting.canonical import Derived, OutputProblems
+from mm_assets.accounting.canonical.derive import CanonicalSource, derive
 from mm_assets.accounting.comparison import compare
 from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.ledger import Balance, account_table

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.account import (
+from mm_assets.accounting.canonical import (
     BLOB_FIELD,
     AccountedFormat,
     CanonicalLocation,

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.account import CanonicalLocation, RowPart
+from mm_assets.accounting.canonical import CanonicalLocation, RowPart
 from mm_assets.formats.partitions import Partition, common_root, partition_name
 from mm_assets.formats.registry import reader_for
 from mm_assets.model import json_codec

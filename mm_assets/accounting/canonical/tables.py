@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.canonical.account import RowPart, blob_index, naming_file
+from mm_assets.accounting.canonical import RowPart, blob_index, naming_file
 from mm_assets.formats.arrow_cache.files import (
     METADATA_FILE,
     CacheShard,

@@ -30,7 +30,7 @@ from typing import IO, Any
 import pyarrow as pa
 import xxhash
 
-from mm_assets.accounting.canonical.account import Derived, RowPart
+from mm_assets.accounting.canonical import Derived, RowPart
 from mm_assets.accounting.canonical.documents import (
     Document,
     Item,

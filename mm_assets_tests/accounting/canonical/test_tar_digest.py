@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
-from mm_assets.accounting.canonical.derive import DigestTally
+from mm_assets.accounting.canonical import Derived
+from mm_assets.accounting.canonical.derive import CanonicalSource, DigestTally, derive
 from mm_assets.accounting.canonical.tar import derive_tar
 from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
