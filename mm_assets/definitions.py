@@ -13,7 +13,7 @@ from mm_assets.automation.sensors import (
     automation_sensor,
     inventory_checks,
     new_shards,
-    overview_sensor,
+    report_sensor,
     schedules,
 )
 from mm_assets.graph.assets import (
@@ -25,9 +25,9 @@ from mm_assets.graph.assets import (
     image_scores,
     lance_table,
     landed_checks,
-    overview,
     quarantine,
     raw_shards,
+    report,
     sample_scores,
     with_settings,
 )
@@ -56,7 +56,7 @@ def build_definitions() -> dg.Definitions:
     return dg.Definitions(
         assets=[
             raw_shards,
-            overview.merge_attributes(owners=settings.owners),
+            report.merge_attributes(owners=settings.owners),
             *(
                 described(with_settings(asset, resources), resources["maintained"].root, settings.owners)
                 for asset in SHARDED_ASSETS
@@ -71,7 +71,7 @@ def build_definitions() -> dg.Definitions:
         jobs=JOBS,
         sensors=[
             new_shards,
-            overview_sensor,
+            report_sensor,
             automation_sensor(settings.automation),
             alerts_sensor(settings),
         ],

@@ -88,7 +88,7 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
         "final_tars": ["filtered_parquet"],
         "lance_table": ["filtered_parquet"],
         "arrow_cache": ["filtered_parquet"],
-        "overview": ["filtered_parquet"],
+        "report": ["filtered_parquet"],
     }
     keys = definitions.resolve_asset_graph().asset_check_keys
     checks = {(key.asset_key.to_user_string(), key.name) for key in keys}
@@ -119,7 +119,7 @@ def test_assets_have_owners_links_and_column_lineage(monkeypatch: pytest.MonkeyP
     assert filtered["output"] == dg.MetadataValue.path("/data/it's here/filtered")
     accounts = "'/data/it''s here/ledger/accounts/filtered_parquet/*.parquet'"
     assert filtered["lost_items"] == f"SELECT * FROM {accounts} WHERE kind IS NOT NULL"
-    assert filtered["overview"] == dg.MetadataValue.asset(dg.AssetKey("overview"))
+    assert filtered["report"] == dg.MetadataValue.asset(dg.AssetKey("report"))
     lineage = filtered["dagster/column_lineage"].deps_by_column
     curated = dg.AssetKey("curated_parquet")
     assert lineage["binary_content"] == [dg.TableColumnDep(curated, "binary_content")]

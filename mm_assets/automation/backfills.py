@@ -1,7 +1,7 @@
 """Backfills that are launched without a click; what is made, and what automation will do next.
 
 * `DueBackfills` is the one way in which sensor and schedule have shards made.
-* `StatusFinder` finds the `Status` of all shards, for the command ``status`` and the overview, and the
+* `StatusFinder` finds the `Status` of all shards, for the command ``status`` and the report, and the
   `Outlook`. It changes nothing, asks the database a few questions an asset, and reads one file.
 
 Dagster 1.13.27 lets only its UI launch a backfill by documented means: `PartitionBackfill` and `add_backfill`

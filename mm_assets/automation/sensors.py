@@ -2,7 +2,7 @@
 
 * Sensor `new_shards`: keeps partitions, versions and the inventory of the raw shards up to date, and launches
   what the job `refresh` has found.
-* Sensor `overview`: renews the asset of the same name when something has been made.
+* Sensor `report`: renews the asset of the same name when something has been made.
 * Sensor `automation`: has shards made without a click, in backfills of chunked runs. Not by Dagster's
   declarative automation: that knows neither the settings that an output depends on nor a shard that is still
   being uploaded, asks again for shards that fail for their content, and evaluates seven assets times all
@@ -55,7 +55,7 @@ from mm_assets.automation.due_shards import (
 )
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
-from mm_assets.graph.assets import OVERVIEW
+from mm_assets.graph.assets import REPORT
 from mm_assets.graph.dagster_internals import LANCE_POOL, SHARDS, UNFINISHED, unfinished_runs
 from mm_assets.graph.instance_queries import fail_lost_runs, withdraw_planned
 from mm_assets.graph.planned_jobs import metadata_values
@@ -81,27 +81,27 @@ _AT_ONCE = 1000
 
 
 @dg.sensor(
-    name="overview",
+    name="report",
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Renews the asset overview after each backfill, and every 10 minutes during a long one.",
+    description="Renews the asset report after each backfill, and every 10 minutes during a long one.",
 )
-def overview_sensor(
+def report_sensor(
     context: dg.SensorEvaluationContext, maintained: MaintainedStorage, raw: RawShards
 ) -> dg.SensorResult | dg.SkipReason:
-    """Renew the overview if a shard was made or retired, or a run has ended, since the last one."""
+    """Renew the report if a shard was made or retired, or a run has ended, since the last one."""
     seen = json.loads(context.cursor or "{}")
     state = _state(context.instance)
     if state == seen.get("state"):
-        return dg.SkipReason("nothing was made since the last overview")
+        return dg.SkipReason("nothing was made since the last report")
     waits = time.time() < seen.get("time", 0) + _SECONDS_BETWEEN
     if waits and unfinished_runs(context.instance, limit=1):
-        return dg.SkipReason("runs are going on; the overview is renewed when they have ended")
+        return dg.SkipReason("runs are going on; the report is renewed when they have ended")
     cursor = json.dumps({"state": state, "time": time.time()})
     repository, status = context.repository_def, None
     if repository is not None:
         status = StatusFinder(context.instance, repository.asset_graph, maintained.root, raw).status()
-    made = overview_event(context.instance, maintained.root, status)
+    made = report_event(context.instance, maintained.root, status)
     if made is None:
         context.update_cursor(cursor)
         return dg.SkipReason("no shard was made yet")
@@ -110,16 +110,18 @@ def overview_sensor(
     )
 
 
-def overview_event(
+def report_event(
     instance: dg.DagsterInstance, root: str, status: Status | None = None
 ) -> dg.AssetMaterialization | None:
-    """Return the overview of all shards as they are now; None if there are none.
+    """Return the report on all shards as they are now; None if there are none.
 
     Args:
         root: storage root, with scores and ledger.
         status: of all shards.
     """
+    from mm_assets.pool.workers import WorkerPool
     from mm_assets.view.overview import STRIPS, Figures, description, evenly_spread, measure, metadata
+    from mm_assets.view.report_page import publish_report
 
     keys = instance.get_dynamic_partitions(str(SHARDS.name))
     pictured = set(evenly_spread(keys, STRIPS * _CANDIDATES))
@@ -136,17 +138,21 @@ def overview_event(
         },
         {key: int(told["samples"]) for key, told in curated.items()},
     )
+    # In a process of its own, as it decodes some images.
+    with WorkerPool(1) as pool:
+        for _, page in pool.map(publish_report, [root]):
+            told = {"page": {"path": page}} if isinstance(page, str) else {"without a page": page.message}
     return dg.AssetMaterialization(
-        OVERVIEW,
+        REPORT,
         description=description(figures),
-        metadata=metadata_values(metadata(figures, measures, status)),
+        metadata=metadata_values({**metadata(figures, measures, status), **told}),
     )
 
 
 def _shown(
     instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str], pictured: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return of the latest event of each shard what the overview is made from, with pictures of some."""
+    """Return of the latest event of each shard what the report is made from, with pictures of some."""
     found: dict[str, dict[str, Any]] = {}
     for start in range(0, len(keys), _AT_ONCE):
         batch = keys[start : start + _AT_ONCE]

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": "look",
     "show": "look",
     "preview": "look",
+    "report": "look",
     "tag": "states",
     "diff": "states",
     "retire": "states",

@@ -1,8 +1,9 @@
-"""Commands that look at data: ``explain``, ``inspect``, ``preview``, ``show``, ``status``.
+"""Commands that look at data: ``explain``, ``inspect``, ``preview``, ``report``, ``show``, ``status``.
 
 explain SAMPLE_ID   what happened to each item of a sample
 inspect PATH        what a dataset holds, without its image bytes
 preview             what filters would drop, from stored scores, before they do
+report              one page about the data set: what went where, and what there is
 show SAMPLE_ID      one sample to look at, in the terminal or as an HTML page
 status              what is made, failed, outdated and missing, and what automation will do next
 """
@@ -360,6 +361,50 @@ def run_preview(options: argparse.Namespace) -> int:
         if not filters:
             print(f"no filter is on; {HOW_TO_SET}")
     return _failed([printable(line) for line in faults(stored, found)])
+
+
+def report_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "report",
+        help="write one HTML page about the data set: what went where and why, and what is in it",
+        description="Write one HTML page about the data set, from accounts and stored scores: how many items "
+        "each step takes and why, scores before and after the filters, languages, domains, licences, proof.",
+    )
+    parser.add_argument(
+        "--output",
+        type=location,
+        metavar="FILE",
+        help="default: report/index.html of MM_STORAGE; - is stdout",
+    )
+    add_storage_flag(parser)
+    parser.set_defaults(run=run_report)
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write the page, and print where it is and its first words.
+
+    Raises:
+        ValueError: nothing is recorded there, or a file is damaged; in one line.
+    """
+    from mm_assets.storage.files import join
+    from mm_assets.view.report import REPORT, gather
+    from mm_assets.view.report_page import PAGE, report_page, summary
+
+    if options.output:
+        refuse_other_than_file(options.output)
+    root = storage_root(options)
+    refuse_other_folder(root)
+    progress = ProgressLine(100)
+    try:
+        report = gather(root, lambda done, of: progress.show(100 * done // of, f"{done} of {of} shards"))
+        page = report_page(report)
+    finally:
+        progress.end()
+    write_page(options.output or join(root, REPORT, PAGE), page)
+    if options.output != "-":
+        print(summary(report))
+    return _failed([printable(line) for line in report.notes])
 
 
 def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:

@@ -1,8 +1,8 @@
-"""Assets of the graph: raw shards, curation, outputs for training and search, the overview.
+"""Assets of the graph: raw shards, curation, outputs for training and search, the report.
 
 * The bodies: `raw_shards` is observed; `curated_parquet` to `filtered_parquet` are the curation;
   `final_tars`, `lance_table` and `arrow_cache` are made from filtered Parquet for training and search;
-  `overview` shows in figures and pictures what is in the data set.
+  `report` shows in figures and pictures what is in the data set.
 * `sharded`: the decorator of an asset with one partition per shard, whose body returns a `Plan` for its IO
   manager. `with_settings` puts a digest of its settings into its code version, `landed_checks` makes its
   check `landed`.
@@ -494,18 +494,19 @@ def arrow_cache(filtered_parquet: ShardSet) -> Plan:
     return Plan(filtered_parquet)
 
 
-OVERVIEW = dg.AssetKey("overview")
+REPORT = dg.AssetKey("report")
 
 # Not materializable: a backfill of all assets would then have a step without partitions, and one bad shard
 # keeps that from running. The sensor of the same name writes it.
-overview = dg.AssetSpec(
-    OVERVIEW,
+report = dg.AssetSpec(
+    REPORT,
     deps=[filtered_parquet],
     group_name="deliver",
     kinds={"dashboard"},
     description=(
         "What is in the data set: figures and plots below, more thumbnails of kept and dropped images on the "
-        "[Events page](/assets/overview?view=events). The sensor `overview` renews it after each backfill."
+        "[Events page](/assets/report?view=events), all of it in `report/index.html` of the storage. "
+        "The sensor `report` renews it after each backfill, and `mm-assets report` at any time."
     ),
 )
 
@@ -536,7 +537,7 @@ def _links(asset: str, root: str) -> Mapping[str, Any]:
         "output": dg.MetadataValue.path(_output(asset, root)),
         "ledger": _query("outcome, kind, sum(items)", accounts) + " GROUP BY ALL",
         "lost_items": _query("*", accounts) + " WHERE kind IS NOT NULL",
-        "overview": dg.MetadataValue.asset(OVERVIEW),
+        "report": dg.MetadataValue.asset(REPORT),
         "documentation": _DOCUMENTATION.get(asset, "docs/data_model.md, docs/accounting.md"),
     }
 

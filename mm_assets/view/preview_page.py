@@ -36,7 +36,15 @@ from mm_assets.view.preview_scores import (
     measured,
     shard_name,
 )
-from mm_assets.view.preview_study import Borderline, Count, FilterCount, Pick, Study, contents_of
+from mm_assets.view.preview_study import (
+    SCORES_DRAWN,
+    Borderline,
+    Count,
+    FilterCount,
+    Pick,
+    Study,
+    contents_of,
+)
 from mm_assets.view.sample import Item, byte_size, cut
 
 HEADS: Final = (
@@ -274,6 +282,21 @@ def histogram_svg(name: str, values: Numbers) -> str:
     return _svg(f"distribution of {name}", _bars(values, axis, KEPT) + _ticks(axis))
 
 
+def spread_svg(name: str, values: Numbers, kept: Numbers, dropped: Numbers) -> str:
+    """Return the distribution of a score as SVG: what is dropped stands above what is kept.
+
+    Args:
+        values: in order.
+        kept: how often each is kept.
+        dropped: how often it is dropped.
+    """
+    counts = kept + dropped
+    drawn = np.repeat(values, np.ceil(counts * (SCORES_DRAWN / max(counts.sum(), 1))).astype(np.int64))
+    axis = _Axis.over(drawn)
+    bars = _bars(values, axis, DROPPED, counts, counts) + _bars(values, axis, KEPT, kept, counts)
+    return _svg(f"distribution of {name}", bars + _ticks(axis))
+
+
 @dataclass(frozen=True)
 class _Axis:
     """The horizontal axis: from ``low`` to ``high``, by ratios where the values span several magnitudes."""
@@ -320,10 +343,23 @@ class _Axis:
         return [mark for mark in marks if self.low <= mark <= self.high]
 
 
-def _bars(values: Numbers, axis: _Axis, colour: str = "#8886") -> str:
-    edges = axis.edges()
-    counts, _ = np.histogram(np.maximum(values, axis.low) if axis.is_logarithmic else values, edges)
-    top = max(int(counts.max()), 1)
+def _bars(
+    values: Numbers,
+    axis: _Axis,
+    colour: str = "#8886",
+    times: Numbers | None = None,
+    highest: Numbers | None = None,
+) -> str:
+    """Return bars of values.
+
+    Args:
+        times: how often there is each; None: once.
+        highest: the same for the bars that are as high as there is room; None: these.
+    """
+    edges, shown = axis.edges(), np.maximum(values, axis.low) if axis.is_logarithmic else values
+    counts, _ = np.histogram(shown, edges, weights=times)
+    top = counts.max() if highest is None else np.histogram(shown, edges, weights=highest)[0].max()
+    top = max(int(top), 1)
     path = "".join(
         f"M{axis.x(left):.1f} {_BOTTOM}V{_BOTTOM - _HEIGHT * count / top:.1f}H{axis.x(right):.1f}V{_BOTTOM}z"
         for left, right, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
@@ -363,7 +399,7 @@ def _svg(title: str, body: str) -> str:
 
 _MOST_TEXT: Final = 300  # characters
 _MOST_ID: Final = 60
-_STYLE: Final = """
+SHEET_STYLE: Final = """
 body { max-width: 72rem; }
 svg { max-width: 44rem; width: 100%; height: auto; display: block; }
 td:not(:first-child) { white-space: nowrap; }
@@ -385,7 +421,7 @@ def preview_page(stored: StoredScores, study: Study) -> str:
         ValueError: a curated file is damaged; the message names it.
     """
     picks = [pick for found in study.borderline for pick in (*found.kept, *found.refused)]
-    contents = contents_of(stored, picks)
+    contents = contents_of(stored.root, picks)
     title = page_title(stored)
     body = [f"<h1>{text(_sentence(title))}</h1>"]
     body += [f"<p>{text(_sentence(line))}.</p>" for line in summary(study)]
@@ -398,7 +434,7 @@ def preview_page(stored: StoredScores, study: Study) -> str:
         body.append(f"<section>\n<h2>{text(name)}</h2>\n{histogram_svg(name, values)}\n</section>")
     for found in study.borderline:
         body += _section(found, contents)
-    return page(title, "\n".join(body), _STYLE)
+    return page(title, "\n".join(body), SHEET_STYLE)
 
 
 def _counts(study: Study) -> Iterator[str]:
@@ -426,12 +462,13 @@ def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iter
         yield f"<h3>{name}{nearest if picks else ': none'}</h3>"
         if picks:
             kind = "sheet samples" if found.is_of_samples else "sheet"
-            figures = "\n".join(_figure(pick, contents.get(pick, ())) for pick in picks)
+            figures = "\n".join(figure(pick, contents.get(pick, ())) for pick in picks)
             yield f'<div class="{kind}">\n{figures}\n</div>'
     yield "</section>"
 
 
-def _figure(pick: Pick, items: Sequence[Item]) -> str:
+def figure(pick: Pick, items: Sequence[Item]) -> str:
+    """Return a pick as a figure of a sheet, with its number, its sample and its shard below it."""
     shown = "".join(item.shown or note(item.error or "") for item in items if item.modality == "image")
     texts = "\n".join(item.text for item in items if item.text is not None)
     if texts:

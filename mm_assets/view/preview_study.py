@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.accounting.record import statistics_folder
+from mm_assets.accounting.record import CURATED, statistics_folder
 from mm_assets.filters.chain import Decisions, FilterChain, TextFilter
 from mm_assets.filters.filter import KEYS, Filter
 from mm_assets.filters.id_list import IdFilter, Marks
@@ -32,7 +32,7 @@ from mm_assets.filters.scores import SampleScore
 from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
-from mm_assets.storage.files import exists
+from mm_assets.storage.files import exists, join
 from mm_assets.view.html import Picture, description_of, picture
 from mm_assets.view.preview_scores import Numbers, ScoredShard, StoredScores, distances, measured
 from mm_assets.view.sample import Item, items_of, parquet_rows
@@ -47,11 +47,11 @@ class Count:
     samples: int = 0
     nbytes: int = 0
 
-    def __add__(self, other: Self) -> Count:
-        return Count(*map(add, astuple(self), astuple(other)))
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*map(add, astuple(self), astuple(other)))
 
-    def __sub__(self, other: Self) -> Count:
-        return Count(*map(sub, astuple(self), astuple(other)))
+    def __sub__(self, other: Self) -> Self:
+        return type(self)(*map(sub, astuple(self), astuple(other)))
 
 
 @dataclass
@@ -471,10 +471,10 @@ _SIDE: Final = 192  # pixels
 _MOST_EMBEDDED: Final = 8 << 10
 
 
-def contents_of(stored: StoredScores, picks: Iterable[Pick]) -> dict[Pick, list[Item]]:
+def contents_of(root: str, picks: Iterable[Pick]) -> dict[Pick, list[Item]]:
     """Return the item of each pick, or the first texts and images of its sample, rendered for a page.
 
-    Nothing is returned for one whose curated file is gone, or has it no more.
+    Below a storage root, nothing is returned for one whose curated file is gone, or has it no more.
 
     Raises:
         ShardError: a file is damaged.
@@ -484,7 +484,7 @@ def contents_of(stored: StoredScores, picks: Iterable[Pick]) -> dict[Pick, list[
         by_file.setdefault(pick.file_name, []).append(pick)
     found: dict[Pick, list[Item]] = {}
     for file_name, wanted in sorted(by_file.items()):
-        uri = stored.curated(file_name)
+        uri = join(root, CURATED.folder, file_name)
         if exists(uri):
             for table in parquet_rows(uri, {pick.sample_id for pick in wanted}):
                 for pick in wanted:

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.automation.sensors import overview_event
+from mm_assets.automation.sensors import report_event
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 
@@ -38,7 +38,7 @@ def test_nothing_that_the_ui_renders_has_text_of_the_data(
     write_tar(tmp_path / "raw" / "cut.tar", {f"{NAME}.json": b"{"})
     deployment = deploy(MM_ON_MATERIALIZE_ERROR=policy, MM_MIN_SHARPNESS="1000000")
     result = deployment.run()
-    events: list[Any] = [overview_event(deployment.instance, deployment.storage)]
+    events: list[Any] = [report_event(deployment.instance, deployment.storage)]
     for entry in deployment.instance.all_logs(result.run_id):
         if (event := entry.dagster_event) is None:
             continue

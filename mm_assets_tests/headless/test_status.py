@@ -19,7 +19,7 @@ import pytest
 from dagster._core.scheduler.instigation import InstigatorStatus
 from dagster._daemon.types import DaemonHeartbeat
 
-from mm_assets.automation.sensors import overview_sensor
+from mm_assets.automation.sensors import report_sensor
 from mm_assets.definitions import build_definitions
 from mm_assets.graph.instance_queries import PROCESS, process_tag
 from mm_assets.graph.resources import resources_from_environment
@@ -284,7 +284,7 @@ def test_a_storage_that_does_not_answer_leaves_open_what_is_in_it(mixed: Project
         assert found["assets"][asset] == expected["assets"][asset] | {"proven": None}
 
 
-def test_what_it_prints_is_what_the_overview_shows(mixed: Project) -> None:
+def test_what_it_prints_is_what_the_report_shows(mixed: Project) -> None:
     """And what it gives as JSON."""
     found = status(mixed)
     header, *printed = fine(mixed.command("status")).splitlines()
@@ -309,7 +309,7 @@ def test_what_it_prints_is_what_the_overview_shows(mixed: Project) -> None:
             repository_def=build_definitions().get_repository_def(),
             resources={"maintained": given["maintained"], "raw": given["raw"]},
         )
-        ticked = overview_sensor(context)
+        ticked = report_sensor(context)
     assert isinstance(ticked, dg.SensorResult)
     (event,) = ticked.asset_events
     shown = {name: value.value for name, value in event.metadata.items()}

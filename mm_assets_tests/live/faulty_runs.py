@@ -27,7 +27,7 @@ from mm_assets_tests.live.s3_server import S3Server
 
 # Files that say when they were made, or name others that have random names: only their names are compared.
 _OF_THE_MOMENT = re.compile(
-    r"(^|/)(_metadata\.json|proof/.*|overview/.*|\.origins/.*)$"
+    r"(^|/)(_metadata\.json|proof/.*|report/.*|\.origins/.*)$"
     r"|^ledger/accounts/"
 )
 _INDEX = "ledger/index/"  # collects what other files say, under names that nobody knows before

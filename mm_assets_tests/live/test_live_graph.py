@@ -135,7 +135,7 @@ def test_asset_graph_is_shown(live: Live, first_run: str, tmp_path: Path) -> Non
     groups = ("ingest", "quality", "curate", "deliver")
     unfolded = "%2C".join(f"global%40global%3A{group}" for group in groups)
     url = f"{live.dev.url}/asset-groups?expanded={unfolded}"
-    screenshot(url, picture, [*groups, *ASSETS, "raw_shards", "overview"], seconds=60, size=(1500, 800))
+    screenshot(url, picture, [*groups, *ASSETS, "raw_shards", "report"], seconds=60, size=(1500, 800))
     assert picture.stat().st_size > 20_000
     if keep := os.environ.get("KEEP_SCREENSHOT"):
         shutil.copyfile(picture, keep)
@@ -144,12 +144,12 @@ def test_asset_graph_is_shown(live: Live, first_run: str, tmp_path: Path) -> Non
 @pytest.mark.clients
 def test_overview_shows_pictures_without_a_click(live: Live, first_run: str, tmp_path: Path) -> None:
     """Figures that equal the ledger's, plots and thumbnails, once the sensor has come by."""
-    wait_for(lambda: live.dev.materializations("overview"), 180, "the sensor to write the overview")
-    png = tmp_path / "overview.png"
+    wait_for(lambda: live.dev.materializations("report"), 180, "the sensor to write the report")
+    png = tmp_path / "report.png"
     plots = ["aspect ratio", "images in a document", "pictures of kept images"]
     pictures = ["data:image/svg+xml", "data:image/webp;base64"]
-    screenshot(f"{live.dev.url}/assets/overview", png, plots, images=pictures, size=(1400, 1500))
-    events = f"{live.dev.url}/assets/overview?view=events"
+    screenshot(f"{live.dev.url}/assets/report", png, plots, images=pictures, size=(1400, 1500))
+    events = f"{live.dev.url}/assets/report?view=events"
     screenshot(events, png, ["Kept"], images=["data:image/webp;base64"])
     shard = f"{live.dev.url}/assets/curated_parquet?view=partitions&partition={FIRST[0]}"
     screenshot(shard, png, ["preview"], images=["data:image/webp;base64"])

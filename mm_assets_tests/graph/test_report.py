@@ -1,4 +1,4 @@
-"""The overview over real runs: its figures are the ledger's, its pictures are of kept and dropped images."""
+"""The report over real runs: its figures are the ledger's, its pictures are of kept and dropped images."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.automation import sensors
-from mm_assets.automation.sensors import overview_event, overview_sensor
+from mm_assets.automation.sensors import report_event, report_sensor
 from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.raw import RawShards
@@ -33,7 +33,7 @@ PICTURE = re.compile(r"!\[\]\(data:image/webp;base64,([A-Za-z0-9+/=]+)\)")
 @pytest.fixture(scope="module")
 def filtered(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     """Three shards, of which one has a broken json, with a filter."""
-    folder = tmp_path_factory.mktemp("overview")
+    folder = tmp_path_factory.mktemp("report")
     make_shards(folder / "raw", members=2, pdf=1)
     broken = bytearray((folder / "raw" / "web-00001.tar").read_bytes())
     at = broken.index(b'{"')
@@ -64,7 +64,7 @@ def measured(deployment: Deployment, most: int = 400) -> Measures:
 
 
 def test_figures_are_those_of_the_ledger(filtered: Deployment) -> None:
-    shown = values(overview_event(filtered.instance, filtered.storage))
+    shown = values(report_event(filtered.instance, filtered.storage))
     kept = [pq.read_table(path) for path in Path(filtered.storage, "filtered").glob("*.parquet")]
     images = sum(table["modality"].to_pylist().count("image") for table in kept)
     dropped = of_ledger(filtered, "filtered_parquet", "filtered")
@@ -125,7 +125,7 @@ def test_damaged_and_missing_scores_are_left_out(filtered: Deployment, tmp_path:
 
 
 def test_pictures_are_of_what_was_kept_and_dropped(filtered: Deployment) -> None:
-    event = overview_event(filtered.instance, filtered.storage)
+    event = report_event(filtered.instance, filtered.storage)
     shown = values(event)
     assert event is not None and event.description is not None
     kept, dropped = event.description.split("**Dropped**")
@@ -144,7 +144,7 @@ def test_pictures_are_of_what_was_kept_and_dropped(filtered: Deployment) -> None
 
 
 def test_all_pictures_are_shown_without_a_click(filtered: Deployment) -> None:
-    event = overview_event(filtered.instance, filtered.storage)
+    event = report_event(filtered.instance, filtered.storage)
     assert event is not None
     markdown = {n: v.value for n, v in event.metadata.items() if isinstance(v, dg.MarkdownMetadataValue)}
     assert set(markdown) == {
@@ -171,19 +171,19 @@ def test_sensor_renews_it_when_something_was_made(
         storage, raw = MaintainedStorage(root=filtered.storage), RawShards(locations=filtered.raw)
         resources = {"maintained": storage, "raw": raw}
         context = dg.build_sensor_context(instance, cursor=cursor, resources=resources)
-        found = overview_sensor(context)
+        found = report_sensor(context)
         assert isinstance(found, dg.SensorResult | dg.SkipReason)
         return found
 
     first = tick(None)
     assert isinstance(first, dg.SensorResult)
     (event,) = first.asset_events
-    assert event.asset_key == dg.AssetKey("overview") and event.partition is None
-    assert tick(first.cursor) == dg.SkipReason("nothing was made since the last overview")
+    assert event.asset_key == dg.AssetKey("report") and event.partition is None
+    assert tick(first.cursor) == dg.SkipReason("nothing was made since the last report")
     assert filtered.run(assets=["filtered_parquet"]).success
     running = instance.create_run_for_job(dg.job(name="j")(lambda: None), status=dg.DagsterRunStatus.STARTED)
     assert tick(first.cursor) == dg.SkipReason(
-        "runs are going on; the overview is renewed when they have ended"
+        "runs are going on; the report is renewed when they have ended"
     )
     monkeypatch.setattr(sensors, "_SECONDS_BETWEEN", -1)
     assert isinstance(tick(first.cursor), dg.SensorResult), "a long backfill is shown while it goes on"
@@ -199,6 +199,6 @@ def test_sensor_renews_it_when_something_was_made(
 
 def test_without_shards_there_is_none(tmp_path: Path, deploy: Callable[..., Deployment]) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
-        assert overview_event(instance, str(tmp_path)) is None
+        assert report_event(instance, str(tmp_path)) is None
         instance.add_dynamic_partitions(str(SHARDS.name), ["a"])
-        assert overview_event(instance, str(tmp_path)) is None
+        assert report_event(instance, str(tmp_path)) is None

@@ -1,0 +1,340 @@
+"""Report on a data set: what went where, and what there is before and after the filters.
+
+`gather` makes a `Report` of what each shard has (`ShardReport`). Image bytes are not read; a page reads those
+of the few `Pick`s that it shows. Beside sums of the shards there are:
+
+* `Stage`: an output beside what it is made from, with what was lost on the way, by kind. The amounts of a
+  stage add up (`Stage.unaccounted`).
+* `Copies`: groups of samples and images that are equal.
+* `Cloud`: stored embeddings of some images, in the two directions in which they differ most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.proof import ProofStore
+from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS
+from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.formats.names import partition_filename
+from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
+from mm_assets.model.schema import schema_from_text, unify_schemas
+from mm_assets.storage.files import join
+from mm_assets.view.overview import evenly_spread
+from mm_assets.view.preview_scores import IMAGES, SAMPLES, Numbers
+from mm_assets.view.preview_study import Pick
+from mm_assets.view.shard_report import (
+    MOST_FAULTS,
+    MOST_PICKS,
+    Amounts,
+    Labels,
+    Records,
+    ShardReport,
+    Spread,
+    is_current,
+    shard_report,
+)
+
+REPORT: Final = "report"
+"""Folder of the page below the storage root; the asset's name, too."""
+RAW: Final = "raw_shards"
+NOTHING: Final = Amounts()
+_THREADS: Final = 4
+
+
+@dataclass
+class Stage:
+    """An output, and what became of that which it is made from.
+
+    Attributes:
+        asset: the output.
+        source: what it is made from.
+        shards: shards that it has.
+        given: all rows of the source.
+        waiting: those of shards that the output has not, or not of these very rows.
+        lost: what was taken out, by outcome and kind.
+        earlier: rows of the output that are of other rows than the source has now.
+        written: all rows of the output.
+        nbytes: bytes of its files.
+        waiting_shards: shards that are waiting.
+    """
+
+    asset: str
+    source: str
+    shards: int = 0
+    given: Amounts = NOTHING
+    waiting: Amounts = NOTHING
+    lost: dict[tuple[str, str], Amounts] = field(default_factory=dict)
+    earlier: Amounts = NOTHING
+    written: Amounts = NOTHING
+    nbytes: int = 0
+    waiting_shards: int = 0
+
+    @property
+    def unaccounted(self) -> Amounts:
+        """What is missing, or with a minus too much: nothing, unless an account is wrong."""
+        made_of = self.given - self.waiting - sum(self.lost.values(), NOTHING)
+        return made_of - (self.written - self.earlier)
+
+    def lose(self, outcome: str, kind: str, amounts: Amounts) -> None:
+        """Count what was taken out."""
+        self.lost[outcome, kind] = self.lost.get((outcome, kind), NOTHING) + amounts
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Samples or images that have a digest in common.
+
+    Attributes:
+        of: how many have a digest.
+        groups: digests that more than one has.
+        surplus: how many there are beyond one of each digest.
+        largest: the size of the largest group.
+    """
+
+    of: int
+    groups: int
+    surplus: int
+    largest: int
+
+    @classmethod
+    def among(cls, digests: Sequence[npt.NDArray[np.uint64]]) -> Copies:
+        """Return the copies among digests, of which the first 64 bits are compared."""
+        every = np.concatenate(digests) if digests else np.zeros(0, np.uint64)
+        _, counts = np.unique(every, return_counts=True)
+        several = counts[counts > 1]
+        largest = int(several.max()) if len(several) else 0
+        return cls(len(every), len(several), int((several - 1).sum()), largest)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Images in two dimensions.
+
+    Attributes:
+        column: the stored embedding.
+        points: places of the images, two numbers each, within -1..1.
+        is_dropped: whether the filters drop each.
+        of: images with an embedding in the shards that were looked at.
+        share: part of all variance that the two dimensions have.
+    """
+
+    column: str
+    points: Numbers
+    is_dropped: npt.NDArray[np.bool_]
+    of: int
+    share: float
+
+
+@dataclass
+class Report:
+    """What is known of a data set.
+
+    Attributes:
+        made: time, in UTC.
+        raw_shards: raw shards that were read or surveyed.
+        stages: in the order of the graph.
+        reasons: items that filters took out, by filter and reason.
+        flagged: items that filters list and keep, by filter and reason.
+        faults: some messages of each kind of faulty items, with the raw shard.
+        scored_shards: shards whose scores and columns the figures below are of.
+        spreads: by score, those of images before those of samples and of texts.
+        labels: by what they are, as in `LABELS`.
+        copies: by what is equal.
+        picks: some dropped images of each filter.
+        schema: columns of the filtered rows.
+        proof: content of ``proof.json``.
+        settings: settings that shards were made with, by asset: text of JSON, and shards.
+        notes: shards and columns that could not be looked at, in lines.
+    """
+
+    root: str
+    made: datetime
+    raw_shards: int = 0
+    stages: dict[str, Stage] = field(default_factory=dict)
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    flagged: Counter[tuple[str, str]] = field(default_factory=Counter)
+    faults: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    scored_shards: int = 0
+    spreads: dict[str, Spread] = field(default_factory=dict)
+    formats: Labels = field(default_factory=Labels)
+    labels: dict[str, Labels] = field(default_factory=dict)
+    copies: dict[str, Copies] = field(default_factory=dict)
+    picks: dict[str, list[Pick]] = field(default_factory=dict)
+    cloud: Cloud | None = None
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    proof: Mapping[str, Any] = field(default_factory=dict)
+    settings: dict[str, Counter[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+_MOST_REASONS: Final = 1000
+_MOST_POINTS: Final = 20_000
+_CLOUD_SHARDS: Final = 40
+_EMBEDDING: Final = "clip_embedding"
+
+
+def gather(root: str, progress: Callable[[int, int], None] = lambda done, of: None) -> Report:
+    """Return what is known of the data below a storage root.
+
+    Args:
+        root: storage root, a folder or URL.
+        progress: called with the shards that are done, and their number.
+
+    Raises:
+        ValueError: nothing is recorded there, or an account is damaged; in one line.
+    """
+    ledger = Ledger(root)
+    curated = ledger.records(CURATED.asset, ledger.partitions(CURATED.asset))
+    if not curated:
+        raise ValueError(f"{root}: no shard is recorded here; make them: mm-assets run")
+    records = {CURATED.asset: curated}
+    for asset in (*(output.asset for output in OUTPUTS[1:]), IMAGES, SAMPLES):
+        records[asset] = ledger.records(asset, ledger.partitions(asset))
+    report = Report(root, datetime.now(UTC), raw_shards=len(curated))
+    report.proof = ProofStore(root).summary()
+    report.stages = {output.asset: _stage(output.asset, output.source, records) for output in OUTPUTS}
+    report.stages = {asset: stage for asset, stage in report.stages.items() if stage.shards}
+    _note_settings(report, records)
+    keys, digests = sorted(curated), dict[str, list[npt.NDArray[np.uint64]]]()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for done, part in enumerate(pool.map(partial(shard_report, root, ledger, records), keys), start=1):
+            _add(report, part)
+            for what, found in part.digests.items():
+                digests.setdefault(what, []).append(found)
+            progress(done, len(keys))
+    _count_raw(report, root)
+    report.labels = {what: labels for what, labels in report.labels.items() if labels.columns}
+    report.copies = {what: Copies.among(found) for what, found in digests.items()}
+    scored = [key for key in keys if is_current(records, IMAGES, key)]
+    report.cloud = _cloud(root, ledger, evenly_spread(scored, _CLOUD_SHARDS))
+    return report
+
+
+def _stage(asset: str, source: str | None, records: Records) -> Stage:
+    """Return a stage, without what was lost."""
+    stage = Stage(asset, source or RAW, len(records[asset]))
+    for key, record in records[asset].items():
+        written = Amounts.written(record)
+        stage.written += written
+        stage.nbytes += record.account.get("nbytes", 0)
+        if not is_current(records, asset, key):
+            stage.earlier += written
+    for key, record in ({} if source is None else records[source]).items():
+        given = Amounts.written(record)
+        stage.given += given
+        if not is_current(records, asset, key):
+            stage.waiting += given
+            stage.waiting_shards += 1
+    if source is None:
+        items = (record.metadata.get("items_in") for record in records[asset].values())
+        stage.given = Amounts(sum(number or 0 for number in items))
+    return stage
+
+
+def _count_raw(report: Report, root: str) -> None:
+    """Complete what raw shards hold: of those that are read, only the number of items is stated."""
+    stage = report.stages[CURATED.asset]
+    known = stage.written + sum(stage.lost.values(), NOTHING)
+    stage.given = Amounts(stage.given.items, known.images, known.samples, known.nbytes, known.texts)
+    surveys = SurveyStore(root)
+    unread = sorted(set(surveys.partitions()).difference(Ledger(root).named(CURATED.asset)))
+    report.raw_shards += len(unread)
+    stage.waiting_shards = len(unread)
+    for _, survey in surveys.surveys(unread):
+        samples, items, images = (
+            survey.samples.num_rows,
+            *(pc.sum(survey.samples[name]).as_py() or 0 for name in ("items", "images")),
+        )
+        stage.waiting += Amounts(items, images, samples, 0, items - images - samples)
+    stage.given += stage.waiting
+
+
+def _note_settings(report: Report, records: Records) -> None:
+    schemas: dict[str, None] = {}
+    for asset, by_key in records.items():
+        for record in by_key.values():
+            if settings := record.account.get("settings"):
+                text = json.dumps(settings, sort_keys=True, indent=1, ensure_ascii=False)
+                report.settings.setdefault(asset, Counter())[text] += 1
+            if asset == FILTERED.asset or (asset == CURATED.asset and not records[FILTERED.asset]):
+                schemas[record.account.get("schema", "")] = None
+    if found := [schema_from_text(text) for text in schemas if text]:
+        report.schema = unify_schemas(found)
+
+
+def _add(report: Report, part: ShardReport) -> None:
+    report.reasons.update(part.reasons)
+    report.flagged.update(part.flagged)
+    for counts in (report.reasons, report.flagged):
+        if len(counts) > 2 * _MOST_REASONS:
+            for (kind, reason), number in counts.most_common()[_MOST_REASONS:]:
+                del counts[kind, reason]
+                counts[kind, ""] += number
+    for asset, outcome, kind, amounts in part.lost:
+        if asset in report.stages:
+            report.stages[asset].lose(outcome, kind, amounts)
+    for kind, messages in part.faults.items():
+        known = report.faults.setdefault(kind, [])
+        known += messages[: MOST_FAULTS - len(known)]
+    for name, spread in part.spreads.items():
+        report.spreads.setdefault(name, Spread()).merge(spread)
+    report.formats.merge(part.formats)
+    for what, labels in part.labels.items():
+        report.labels.setdefault(what, Labels()).merge(labels)
+    for kind, picks in part.picks.items():
+        shown = report.picks.setdefault(kind, [])
+        shown += picks[: MOST_PICKS - len(shown)]
+    report.scored_shards += part.is_scored
+    report.notes += part.notes
+
+
+def _cloud(root: str, ledger: Ledger, keys: Sequence[str]) -> Cloud | None:
+    """Return the images of some shards by their stored embeddings; None where there are none."""
+    vectors: list[Numbers] = []
+    dropped: list[npt.NDArray[np.bool_]] = []
+    of, room = 0, -(-_MOST_POINTS // max(len(keys), 1))
+    for key in keys:
+        uri = join(root, DERIVED_FOLDERS[IMAGES], f"{partition_filename(key)}.parquet")
+        try:
+            table = read_small_table(uri, ["sample_id", "position", _EMBEDDING])
+        except (UnreadableFile, OSError):  # without the column, or counted among those left out
+            continue
+        table = table.filter(table[_EMBEDDING].is_valid())
+        of += table.num_rows
+        table = table.take(pa.array(evenly_spread(range(table.num_rows), room), pa.int64()))
+        lost = {
+            (row["sample_id"], row["position"])
+            for row in ledger.items(FILTERED.asset, key).select(["sample_id", "position"]).to_pylist()
+        }
+        places = zip(table["sample_id"].to_pylist(), table["position"].to_pylist(), strict=True)
+        dropped.append(np.array([place in lost for place in places], np.bool_))
+        vectors += [np.array(table[_EMBEDDING].to_pylist(), np.float64)] if table.num_rows else []
+    if not vectors or sum(map(len, vectors)) < 3:
+        return None
+    every = np.concatenate(vectors)
+    every -= every.mean(axis=0)
+    sizes, axes = np.linalg.eigh(every.T @ every)
+    axes = axes[:, [-1, -2]] * np.where(axes[np.abs(axes[:, [-1, -2]]).argmax(axis=0), [-1, -2]] < 0, -1, 1)
+    points = every @ axes
+    share = float(sizes[-2:].sum() / (sizes.sum() or 1))
+    points /= np.abs(points).max() or 1
+    return Cloud(_EMBEDDING, points, np.concatenate(dropped), of, share)
+
+
+def top(labels: Iterable[str], counts: Mapping[str, int], most: int) -> list[str]:
+    """Return the labels with the largest counts, the largest first."""
+    return sorted(labels, key=lambda label: (-counts[label], label))[:most]

@@ -1,0 +1,379 @@
+"""The report on a data set as one HTML page, and its figures for the card of a published data set.
+
+`report_page` makes the page: one file without scripts, which loads nothing. `card` is the same in short, as
+Markdown. Neither has a path of this machine in it, nor a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from mm_assets import __version__
+from mm_assets.accounting.record import CURATED, FILTERED
+from mm_assets.model.errors import counted
+from mm_assets.model.errors import html_table as table
+from mm_assets.model.errors import html_text as text
+from mm_assets.model.json_codec import is_json
+from mm_assets.storage.files import join, publish_bytes
+from mm_assets.storage.stores import without_secrets
+from mm_assets.view.html import note, page
+from mm_assets.view.overview import DROPPED, KEPT
+from mm_assets.view.preview_page import SHEET_STYLE, counted_in_thousands, figure, spread_svg
+from mm_assets.view.preview_study import contents_of
+from mm_assets.view.report import NOTHING, RAW, REPORT, Cloud, Report, Stage, gather, top
+from mm_assets.view.sample import byte_size, cut
+from mm_assets.view.shard_report import LABELS, LICENCES, Amounts, Labels
+
+_STYLE: Final = (
+    SHEET_STYLE
+    + f"""
+.kept {{ background: {KEPT}; }} .dropped {{ background: {DROPPED}; }}
+.kept, .dropped {{ display: inline-block; height: .7rem; vertical-align: baseline; }}
+.key {{ width: .7rem; margin-inline-end: .25rem; }}
+.bar {{ min-width: 8rem; white-space: nowrap; }}
+.funnel td:not(:first-child), .numbers td:not(:first-child) {{ text-align: end; }}
+.funnel .whole td {{ font-weight: 600; border-bottom-color: currentColor; }}
+.wrong {{ color: var(--bad); font-weight: 600; }}
+.plots {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }}
+.plots figure {{ margin: 0; }}
+.plots figcaption {{ font-size: .9rem; color: inherit; }} .plots svg {{ font-size: 20px; }}
+pre {{ white-space: pre-wrap; font-size: .75rem; }}
+@media print {{ body {{ max-width: none; }} section, figure, tr {{ break-inside: avoid; }} }}
+"""
+)
+_LEGEND: Final = (
+    '<p class="note"><span class="kept key"></span>kept by the filters '
+    '<span class="dropped key"></span>dropped, on top</p>'
+)
+PAGE: Final = "index.html"
+_MOST_LABELS: Final = 12
+_MOST_REASONS: Final = 20
+_STATED: Final = "not stated"
+
+
+def report_page(report: Report) -> str:
+    """Return the page.
+
+    Raises:
+        ValueError: a curated file is damaged; the message names it.
+    """
+    contents = contents_of(report.root, (pick for picks in report.picks.values() for pick in picks))
+    sections: list[tuple[str, Iterable[str]]] = [
+        ("What went where", _funnel(report)),
+        ("Before and after the filters", _spreads(report)),
+        ("Languages, domains, licences", _labels(report)),
+        ("Why items were dropped", _reasons(report, contents)),
+        ("What was faulty", _faults(report)),
+        ("Duplicates", _copies(report)),
+        ("Map of the images", _map(report.cloud)),
+        ("Columns", _schema(report)),
+        ("Proof", _proof(report)),
+        ("Settings", _settings(report)),
+        ("What is not in this report", map(note, report.notes)),
+    ]
+    made = f"{report.made:%Y-%m-%d %H:%M} UTC, mm-assets {__version__}"
+    body = [f"<h1>Report on the data set</h1>\n<p>{text(summary(report))}</p>{note(made)}"]
+    for title, found in sections:
+        if inner := "\n".join(found):
+            body.append(f"<section>\n<h2>{text(title)}</h2>\n{inner}\n</section>")
+    return page("Report on the data set", "\n".join(body), _STYLE)
+
+
+def publish_report(root: str) -> str:
+    """Write the page to its place below a storage root, and return the place.
+
+    Raises:
+        ValueError: as `gather` and `report_page`.
+    """
+    page_uri = join(root, REPORT, PAGE)
+    publish_bytes(page_uri, report_page(gather(root)).encode())
+    return page_uri
+
+
+def summary(report: Report) -> str:
+    """Return the figures in two sentences."""
+    curated = report.stages[CURATED.asset]
+    filtered = report.stages.get(FILTERED.asset)
+    shards = counted_in_thousands(report.raw_shards, "raw shard")
+    lost = sum(curated.lost.values(), NOTHING).items
+    words = f"{_in_words(curated.written)} from {shards}, {counted_in_thousands(lost, 'item')} in quarantine."
+    if filtered is not None:
+        words += f" The filters keep {_in_words(filtered.written)}."
+    return words
+
+
+def _in_words(amounts: Amounts) -> str:
+    samples, texts, images = (
+        counted_in_thousands(number, one)
+        for number, one in ((amounts.samples, "sample"), (amounts.texts, "text"), (amounts.images, "image"))
+    )
+    return f"{samples} with {texts} and {images} of {byte_size(amounts.nbytes)}"
+
+
+_AMOUNTS: Final = ("samples", "texts", "images", "bytes of images", "items")
+
+
+def _cells(amounts: Amounts) -> tuple[str, ...]:
+    numbers = (amounts.samples, amounts.texts, amounts.images, amounts.items)
+    samples, texts, images, items = (f"{number:,}" for number in numbers)
+    return samples, texts, images, byte_size(amounts.nbytes), items
+
+
+def _steps(stage: Stage) -> Iterator[tuple[str, Amounts]]:
+    """Yield what a stage takes away, in words, and how much."""
+    for (outcome, kind), amounts in sorted(stage.lost.items(), key=lambda lost: (-lost[1].items, lost[0])):
+        yield f"− {outcome}: {kind}", amounts
+    if stage.waiting_shards:
+        shards, whose = (
+            counted(stage.waiting_shards, "shard"),
+            "" if stage.source == RAW else " of these rows",
+        )
+        yield f"− of {shards} not made{whose} yet", stage.waiting
+    if stage.earlier != NOTHING:
+        yield "+ of shards made of earlier rows", stage.earlier
+
+
+def _funnel(report: Report) -> Iterator[str]:
+    names = ("", *_AMOUNTS, "files")
+    yield '<div class="wide"><table class="funnel"><thead><tr>'
+    yield "".join(f"<th>{text(name)}</th>" for name in names) + "</tr></thead><tbody>"
+    above = ""
+    for stage in report.stages.values():
+        if stage.source == RAW:
+            yield _row(f"{RAW} ({report.raw_shards:,})", stage.given)
+        elif stage.source != above and any(_steps(stage)):
+            yield _row(stage.source, stage.given)
+        above = stage.asset
+        for name, amounts in _steps(stage):
+            yield _row(name, amounts, "")
+        yield _row(f"= {stage.asset}", stage.written, files=byte_size(stage.nbytes))
+    yield "</tbody></table></div>"
+    wrong = [stage for stage in report.stages.values() if stage.unaccounted != NOTHING]
+    if not wrong:
+        yield note("It adds up, by the account of each shard: what went in came out, or was taken out")
+    for stage in wrong:
+        cells = zip(_AMOUNTS, _cells(stage.unaccounted), strict=True)
+        missing = ", ".join(f"{cell} {name}" for name, cell in cells if cell not in ("0", byte_size(0)))
+        yield f'<p class="wrong">{text(f"{stage.asset} does not add up: {missing}")}</p>'
+
+
+def _row(name: str, amounts: Amounts, kind: str = "whole", files: str = "") -> str:
+    cells = "".join(f"<td>{text(cell)}</td>" for cell in (*_cells(amounts), files))
+    return f'<tr class="{kind}"><td>{text(name)}</td>{cells}</tr>'
+
+
+def _spreads(report: Report) -> Iterator[str]:
+    if not report.scored_shards:
+        yield note("No shard with filtered rows has scores of its rows as they are")
+        return
+    if report.scored_shards < report.raw_shards:
+        yield note(f"Of {report.scored_shards:,} of {report.raw_shards:,} shards")
+    yield _LEGEND
+    yield '<div class="plots">'
+    for name, spread in report.spreads.items():
+        values, kept, dropped = spread.counts()
+        if len(values):
+            svg = spread_svg(name, values, kept, dropped)
+            yield f"<figure><figcaption>{text(name)}</figcaption>{svg}</figure>"
+    yield "</div>"
+    yield from _ranking("Formats of the images", report.formats, "images")
+
+
+def _labels(report: Report) -> Iterator[str]:
+    for what, labels in report.labels.items():
+        yield from _ranking(what.capitalize(), labels, "samples")
+    missing = [what for what in LABELS if what not in report.labels]
+    if missing and report.scored_shards:
+        names = "; ".join(f"{what}: {', '.join(LABELS[what])}" for what in missing)
+        yield note(f"No metadata column has {' or '.join(missing)}. Looked for {names}")
+
+
+def _ranking(title: str, labels: Labels, unit: str) -> Iterator[str]:
+    before = labels.before
+    if not before:
+        return
+    source = f" by {', '.join(sorted(labels.columns))}" if labels.columns else ""
+    yield f"<h3>{text(title + source)}</h3>"
+    shown = top(before, before, _MOST_LABELS)
+    largest, rows = max(before.values()), []
+    counts = [(label, labels.kept[label], labels.dropped[label]) for label in shown]
+    if others := len(before) - len(shown):
+        rest = [
+            sum(side.values()) - sum(side[label] for label in shown) for side in (labels.kept, labels.dropped)
+        ]
+        counts.append((f"{others:,} others", rest[0], rest[1]))
+    for label, kept, dropped in counts:
+        bars = "".join(
+            f'<span class="{kind}" style="width:{7 * min(count / largest, 1):.2f}rem"></span>'
+            for kind, count in (("kept", kept), ("dropped", dropped))
+            if count
+        )
+        rows.append(
+            f'<tr><td dir="auto">{text(label)}</td><td>{kept + dropped:,}</td><td>{kept:,}</td>'
+            f'<td class="bar">{bars}</td></tr>'
+        )
+    heads = "".join(f"<th>{head}</th>" for head in ("", f"{unit} before", "after", ""))
+    yield f'<table class="labels"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    if labels.is_cut:
+        yield note("Rare ones are left out of the count")
+
+
+def _reasons(report: Report, contents: Mapping[Any, Sequence[Any]]) -> Iterator[str]:
+    by_filter: dict[str, list[tuple[str, int]]] = {}
+    for (kind, reason), number in report.reasons.most_common():
+        by_filter.setdefault(kind, []).append((reason, number))
+    for kind, reasons in by_filter.items():
+        yield f"<h3>{text(kind)}</h3>"
+        rows = [(cut(reason, 200) or "others", f"{number:,}") for reason, number in reasons[:_MOST_REASONS]]
+        if others := sum(number for _, number in reasons[_MOST_REASONS:]):
+            rows.append((f"{len(reasons) - _MOST_REASONS:,} other reasons", f"{others:,}"))
+        yield f'<div class="numbers">{table(("reason", "items"), rows)}</div>'
+        if picks := report.picks.get(kind):
+            figures = "\n".join(figure(pick, contents.get(pick, ())) for pick in picks)
+            yield f'<div class="sheet">\n{figures}\n</div>'
+    if report.flagged:
+        flagged = [
+            (kind, reason, f"{number:,}")
+            for (kind, reason), number in report.flagged.most_common(_MOST_REASONS)
+        ]
+        yield "<h3>Flagged, and kept</h3>" + table(("filter", "reason", "items"), flagged)
+
+
+def _faults(report: Report) -> Iterator[str]:
+    rows = [
+        (kind, partition, _public(cut(message, 300)))
+        for kind, messages in sorted(report.faults.items())
+        for partition, message in messages
+    ]
+    if rows:
+        yield f'<div class="wide">{table(("kind", "raw shard", "for example"), rows)}</div>'
+
+
+def _copies(report: Report) -> Iterator[str]:
+    rows = [
+        (what, f"{found.of:,}", f"{found.groups:,}", f"{found.surplus:,}", f"{found.largest:,}")
+        for what, found in report.copies.items()
+    ]
+    if rows:
+        heads = ("", "looked at", "groups of equal ones", "beyond one of each group", "largest group")
+        yield f'<div class="numbers">{table(heads, rows)}</div>'
+        yield note("Before the filters, over all shards with scores")
+
+
+def _map(cloud: Cloud | None) -> Iterator[str]:
+    if cloud is None:
+        return
+    paths = ""
+    for chosen, colour in ((~cloud.is_dropped, KEPT), (cloud.is_dropped, DROPPED)):
+        places = (cloud.points[chosen] * 495 + 500).round().astype(int).tolist()
+        dots = "".join(f"M{x} {y}h0" for x, y in places)
+        paths += f"<path d='{dots}' stroke='{colour}' stroke-width='5' stroke-linecap='round' opacity='.5'/>"
+    yield _LEGEND
+    yield f"<svg viewBox='0 0 1000 1000' role='img'><title>map of {text(cloud.column)}</title>{paths}</svg>"
+    yield note(
+        f"{len(cloud.points):,} of {cloud.of:,} images by {cloud.column}, in the two directions in which "
+        f"they differ most (principal components), with {cloud.share:.0%} of the variance"
+    )
+
+
+def _schema(report: Report) -> Iterator[str]:
+    rows = [(column.name, "JSON" if is_json(column) else str(column.type)) for column in report.schema]
+    if rows:
+        yield f'<div class="wide">{table(("column", "type"), rows)}</div>'
+
+
+def _proof(report: Report) -> Iterator[str]:
+    proven: Mapping[str, Mapping[str, Any]] = report.proof.get("assets", {})
+    if not proven:
+        yield note("Nothing is proven: mm-assets prove")
+        return
+    rows = []
+    for asset, stage in report.stages.items():
+        sums = proven.get(asset)
+        if sums is None:
+            rows.append((asset, f"0 of {stage.shards:,}", "", "", "", "", "not proven"))
+            continue
+        said = "equal" if sums["is_equal"] else f"{len(sums['problems']):,} shards differ"
+        numbers = (f"{sums[name]:,}" for name in ("samples", "texts", "images"))
+        rows.append((asset, f"{sums['shards']:,} of {stage.shards:,}", *numbers, sums["digest"], said))
+    heads = ("output", "shards", "samples", "texts", "images", "digest of all rows", "as written")
+    yield f'<div class="wide">{table(heads, rows)}</div>'
+    yield note("Read again by other programs than wrote them; outputs of the same rows have the same digest")
+
+
+def _settings(report: Report) -> Iterator[str]:
+    for asset, found in report.settings.items():
+        for settings, shards in found.most_common(5):
+            head = f"{asset}: {counted_in_thousands(shards, 'shard')}"
+            yield f"<details><summary>{text(head)}</summary><pre>{text(_public(settings))}</pre></details>"
+
+
+_LOCAL_PATH: Final = re.compile(r"(?:file://)?(?<![\w.:/-])/(?:[^/\s\"':,]+/)+(?=[^/\s\"':,]+)")
+
+
+def _public(words: str) -> str:
+    """Return text without secrets, and without folders of this machine: of a path its last name stays."""
+    return _LOCAL_PATH.sub("…/", without_secrets(words))
+
+
+_MOST_ON_CARD: Final = 8
+
+
+def card(report: Report, outputs: Sequence[str]) -> str:
+    """Return a chapter of Markdown on some outputs: amounts, filters, languages, domains and licences.
+
+    Args:
+        outputs: assets that are published.
+    """
+    curated = report.stages[CURATED.asset]
+    lines = ["## Figures", "", summary(report), ""]
+    lines += _markdown(
+        ("output", *_AMOUNTS), [(stage.asset, *_cells(stage.written)) for stage in _of(report, outputs)]
+    )
+    if curated.lost:
+        counts = ((kind, f"{amounts.items:,}") for (_, kind), amounts in curated.lost.items())
+        lines += ["Faulty, and in quarantine:", "", *_markdown(("kind", "items"), list(counts))]
+    filtered = report.stages.get(FILTERED.asset)
+    if filtered is not None and filtered.lost:
+        rows = [(kind, *_cells(amounts)) for (_, kind), amounts in filtered.lost.items()]
+        lines += ["Dropped by filters:", "", *_markdown(("filter", *_AMOUNTS), rows)]
+    is_after = any(asset != CURATED.asset for asset in outputs)
+    for what, labels in report.labels.items():
+        counts_of = labels.kept if is_after else labels.before
+        rows = [(label, f"{counts_of[label]:,}") for label in top(counts_of, counts_of, _MOST_ON_CARD)]
+        if others := len(counts_of) - len(rows):
+            rows.append(
+                (
+                    f"{others:,} others",
+                    f"{sum(counts_of.values()) - sum(counts_of[label] for label, _ in rows):,}",
+                )
+            )
+        by = ", ".join(sorted(labels.columns))
+        lines += [f"{what.capitalize()}, by {_escaped(by)}:", "", *_markdown((what, "samples"), rows)]
+    if LICENCES not in report.labels:
+        lines += ["No metadata column states a licence.", ""]
+    return "\n".join(lines)
+
+
+def _of(report: Report, outputs: Sequence[str]) -> list[Stage]:
+    return [report.stages[asset] for asset in outputs if asset in report.stages]
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, and an empty one; texts of data stay texts."""
+    rule = ["---", *("---:" for _ in heads[1:])]
+    cells = [heads, rule, *([_escaped(cell) for cell in row] for row in rows)]
+    return [*(f"| {' | '.join(row)} |" for row in cells), ""]
+
+
+_MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~$<>&@:-])")
+
+
+def _escaped(words: str) -> str:
+    """Return text as Markdown that shows it as it is, in one line."""
+    plain = " ".join(words.split())
+    return (
+        _MARKUP.sub(lambda found: f"&#{ord(found[1])};", plain) if re.search(r"[^\w ,.%−-]", plain) else plain
+    )
