@@ -13,6 +13,7 @@ Without it, a deleted output would be an output that nobody misses.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ import xxhash
 
 from mm_assets import __version__
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import BY_ASSET, made_from, stated_partitions
+from mm_assets.accounting.record import BY_ASSET, ShardRecord, made_from, stated_partitions
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UNREADABLE, read_buffer
 from mm_assets.storage.files import (
@@ -87,6 +88,20 @@ class ShardProof:
         """True if the output itself differs from what was written."""
         return not set(self.problems) <= set(self.beside)
 
+    def holds(self, record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
+        """Return whether the output was found equal, and is still the one that was examined.
+
+        A tar without samples has no file.
+
+        Args:
+            record: of the shard as it is now.
+            stat: what its output looks like now.
+        """
+        written = record.account["written"]
+        if not self.is_equal or (not self.stat and written["rows"]):
+            return False
+        return _as_json([self.stat, self.written]) == _as_json([stat, written])
+
     def to_bytes(self) -> bytes:
         """Return the proof as sealed JSON."""
         return seal({"format": FORMAT, **vars(self)})
@@ -107,6 +122,10 @@ class ShardProof:
             )
         except (ValueError, TypeError, LookupError, AttributeError):
             return None
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 # Folders below the root, each with a folder per asset and a file per shard: suffix, and name of the evidence.

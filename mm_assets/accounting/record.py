@@ -223,6 +223,15 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
     return found | dict(zip(remote, parallel_map(_remote_stat, remote, where), strict=True))
 
 
+def present_stats(asset: str, records: Mapping[str, ShardRecord]) -> dict[str, Mapping[str, Any]]:
+    """Return the present state of the output of each shard that has one."""
+    if BY_ASSET[asset].format.is_table:
+        # A shard has no file of its own in a table; its record has the commit of its rows.
+        return {key: record.stat for key, record in records.items() if record.stat is not None}
+    found = stat_outputs({record.uri for record in records.values() if record.uri})
+    return {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
+
+
 def _local_stat(path: str) -> dict[str, Any] | None:
     try:
         stat = os.stat(path)

@@ -30,6 +30,7 @@ COMMANDS = {
     "show": "look",
     "preview": "look",
     "report": "look",
+    "publish": "states",
     "tag": "states",
     "diff": "states",
     "retire": "states",

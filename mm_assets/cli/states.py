@@ -1,6 +1,7 @@
-"""Commands on states of outputs: ``diff``, ``tag``, ``retire``, ``verify``.
+"""Commands on states of outputs: ``diff``, ``publish``, ``tag``, ``retire``, ``verify``.
 
 diff A [B]              samples that differ between two states of the outputs, and why
+publish DST             copy outputs to a bucket, folder or Hub data set, and prove them equal
 tag NAME                mark the state of all outputs
 retire [PARTITION ...]  remove the outputs of raw shards that are gone
 verify A B [C …]        check that datasets hold the same items
@@ -23,7 +24,7 @@ from mm_assets.cli.arguments import absolute_root, add_storage_flag, location, s
 from mm_assets.formats.names import TITLES
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
-from mm_assets.terminal import printable
+from mm_assets.terminal import ProgressLine, printable
 
 
 def diff_arguments(commands: Any) -> None:
@@ -111,6 +112,70 @@ class _Summary:
             for (of, change, reason), count in sorted(self._reasons.items()):
                 if of == asset:
                     print(f"  {count} {change}: {printable(reason)}")
+
+
+def publish_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "publish",
+        help="copy outputs to a bucket, folder or Hugging Face data set, and prove that they are equal there",
+        description="Copy outputs that are proven to another place, data first, indexes and cards last, and "
+        "compare every file there. What is there already is not copied again: call it again to go on.",
+    )
+    parser.add_argument(
+        "target",
+        metavar="DST",
+        type=location,
+        help="a folder, the URL of a bucket, or hf://datasets/USER/NAME",
+    )
+    parser.add_argument(
+        "--outputs",
+        type=lambda text: tuple(name for name in text.split(",") if name),
+        metavar="A,B",
+        help="folders of the storage (default: filtered,webdataset)",
+    )
+    parser.add_argument(
+        "--delete", action="store_true", help="remove files in these folders of DST that are not published"
+    )
+    add_storage_flag(parser)
+    parser.set_defaults(run=run_publish)
+
+
+def run_publish(options: argparse.Namespace) -> int:
+    """Publish, and print what was done.
+
+    Raises:
+        ValueError: an output is unknown or not proven, or a file at the target is not as it is here.
+    """
+    from mm_assets.storage.errors import located, readable_store_errors
+    from mm_assets.versions.publishing import DEFAULT_OUTPUTS, Publication
+    from mm_assets.versions.targets import target_of
+    from mm_assets.view.report import gather
+    from mm_assets.view.report_page import cards
+
+    root = storage_root(options)
+    arguments.refuse_other_folder(root)
+    outputs = options.outputs or DEFAULT_OUTPUTS
+    progress = ProgressLine(100)
+    try:
+        with located(root), readable_store_errors():
+            target = target_of(options.target)
+            report = gather(root)
+            publication = Publication(
+                root, target, outputs, lambda assets: cards(root, report, assets), options.delete
+            )
+            done = publication.run(
+                lambda nbytes, of: progress.show(100 * nbytes // max(of, 1), f"{nbytes:,} of {of:,} bytes")
+            )
+    finally:
+        progress.end()
+    for path in done.removed:
+        print(f"removed {printable(path)}")
+    print(
+        f"{printable(target.url)}: {counted(done.files, 'file')} of {counted(done.nbytes, 'byte')}, "
+        f"{done.copied} copied, all equal ({done.read_back} read back)"
+    )
+    return 0
 
 
 def tag_arguments(commands: Any) -> None:

@@ -23,12 +23,12 @@ from mm_assets.accounting.record import (
     OUTPUTS,
     ShardRecord,
     made_from,
-    stat_outputs,
+    present_stats,
 )
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.io_manager import Workers
-from mm_assets.graph.messages import Check, digest
+from mm_assets.graph.messages import Check
 from mm_assets.graph.planned_jobs import report_shards, specs_by_shard
 from mm_assets.model.errors import counted
 from mm_assets.model.schema import schema_from_text, schema_to_text, unify_schemas
@@ -85,7 +85,7 @@ class Prover(dg.ConfigurableResource[Any]):
             needed.add(output.source)
         records = {name: Ledger(self.root).records(name, keys) for name in needed}
         store = ProofStore(self.root)
-        stats = self._stats(asset, records[asset])
+        stats = present_stats(asset, records[asset])
         table = accounted_format(output.kind).table
         suspects = self._suspects(table, records[asset]) if table is not None else {}
         problems_by_shard = self._problems_beside(asset, records[asset]) if request.again else {}
@@ -146,7 +146,7 @@ class Prover(dg.ConfigurableResource[Any]):
         """
         table = accounted_format(BY_ASSET[asset].kind).table
         suspects = self._suspects(table, records) if table is not None else {}
-        standing = self._standing(asset, records, self._stats(asset, records), suspects)
+        standing = self._standing(asset, records, present_stats(asset, records), suspects)
         ProofStore(self.root).roll_up(asset, list(standing.values()))
         return set(standing)
 
@@ -163,7 +163,7 @@ class Prover(dg.ConfigurableResource[Any]):
     ) -> dict[str, ShardProof]:
         """Return the proofs that still hold: of outputs that were found equal, and have not changed since."""
         proofs = ProofStore(self.root).read(asset, [key for key in records if key not in suspects])
-        return {key: proof for key, proof in proofs.items() if _holds(proof, records[key], stats.get(key))}
+        return {key: proof for key, proof in proofs.items() if proof.holds(records[key], stats.get(key))}
 
     def _answers(self, jobs: Sequence[Any], is_table: bool) -> Iterator[tuple[Any, Any]]:
         """Yield each `ProofJob` with its proof, or the failure of its worker.
@@ -255,13 +255,6 @@ class Prover(dg.ConfigurableResource[Any]):
         after = tuple(output(each.asset) for each in made_from(asset) if key in records[each.asset])
         return ProofJob(key, output(asset), record.account, self.root, before, after)
 
-    def _stats(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, Mapping[str, Any]]:
-        if BY_ASSET[asset].format.is_table:
-            # A shard has no file of its own in a table; its record has the commit of its rows.
-            return {key: record.stat for key, record in records.items() if record.stat is not None}
-        found = stat_outputs({record.uri for record in records.values() if record.uri})
-        return {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
-
     def _table_schema(self, asset: str) -> str:
         """Return the columns that the shards of a table share, as writers resolved them."""
         ledger = Ledger(self.root)
@@ -309,16 +302,6 @@ def _version_problems(record: ShardRecord, materialized: str | None) -> list[str
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-def _holds(proof: ShardProof, record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
-    """Return whether the output was found equal, and is still the one that was examined.
-
-    A tar without samples has no file.
-    """
-    if not proof.is_equal or (not proof.stat and record.account["written"]["rows"]):
-        return False
-    return digest([proof.stat, proof.written]) == digest([stat, record.account["written"]])
 
 
 def _check(proof: ShardProof) -> Check:

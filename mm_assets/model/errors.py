@@ -318,6 +318,7 @@ _EXTRAS = {
     "dagster": ("The graph", "dagster", "dagster"),
     "duckdb": ("A condition over scores", "duckdb", "scores"),
     "gcsfs": ("Google Cloud Storage", "gcsfs", "gcs"),
+    "huggingface_hub": ("The Hugging Face Hub", "huggingface-hub", "hub"),
     "lance": ("Lance", "pylance", "lance"),
     "pdqhash": ("The perceptual hash", "pdqhash", "scores"),
     "py3langid": ("Language detection", "py3langid", "scores"),

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mm_assets import __version__
-from mm_assets.accounting.record import CURATED, FILTERED
+from mm_assets.accounting.record import BY_ASSET, CURATED, FILTERED
 from mm_assets.model.errors import counted
 from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
 from mm_assets.model.json_codec import is_json
-from mm_assets.storage.files import join, publish_bytes
+from mm_assets.storage.files import join, publish_bytes, read_bytes
 from mm_assets.storage.stores import without_secrets
 from mm_assets.view.html import note, page
 from mm_assets.view.overview import DROPPED, KEPT
@@ -48,6 +48,7 @@ _LEGEND: Final = (
     '<span class="dropped key"></span>dropped, on top</p>'
 )
 PAGE: Final = "index.html"
+CARD: Final = "README.md"
 _MOST_LABELS: Final = 12
 _MOST_REASONS: Final = 20
 _STATED: Final = "not stated"
@@ -355,6 +356,54 @@ def card(report: Report, outputs: Sequence[str]) -> str:
     if LICENCES not in report.labels:
         lines += ["No metadata column states a licence.", ""]
     return "\n".join(lines)
+
+
+_PARQUET_CARD: Final = """---
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: "*.parquet"}
+---
+
+# Interleaved image-text samples
+
+A row for each item of a sample, in the order of the sample: its metadata (position -1), texts and images.
+Image bytes are in `binary_content`.
+"""
+_ALL_CARD: Final = """
+# Interleaved image-text samples
+
+"""
+_BLOCK: Final = "dataset_info:\n"
+
+
+def cards(root: str, report: Report, outputs: Sequence[str]) -> dict[str, bytes]:
+    """Return the cards of published outputs by path below the root: one for each folder, and one for all.
+
+    Args:
+        outputs: assets; those that are neither Parquet nor tars have none of their own.
+    """
+    found: dict[str, str] = {}
+    configs, features = "configs:\n", ""
+    for output in (BY_ASSET[asset] for asset in outputs):
+        path = f"{output.folder}/{CARD}"
+        if output.kind == "parquet":
+            found[path], pattern = _PARQUET_CARD, "*.parquet"
+        elif output.kind == "webdataset":
+            stored = (read_bytes(join(root, path)) or b"").decode()
+            found[path], pattern = stored, "*.tar"
+            if _BLOCK in stored:
+                block = stored.partition("\n---\n")[0].partition(_BLOCK)[2]
+                named = block.replace("  config_name: default", f"- config_name: {output.folder}", 1)
+                features = f"{_BLOCK}{named}\n"
+        else:
+            continue
+        found[path] = found[path].rstrip() + "\n\n" + card(report, [output.asset])
+        data = f'data_files:\n  - {{split: train, path: "{output.folder}/{pattern}"}}'
+        configs += f"- config_name: {output.folder}\n  {data}\n"
+    if found:
+        found[CARD] = f"---\n{configs}{features}---\n{_ALL_CARD}{card(report, outputs)}"
+    return {path: text.encode() for path, text in found.items()}
 
 
 def _of(report: Report, outputs: Sequence[str]) -> list[Stage]:
