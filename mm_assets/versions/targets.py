@@ -1,7 +1,7 @@
 """Places to publish to: `FolderTarget`, of any file system, and `HubTarget`, of the Hugging Face Hub.
 
-Each tells which files it has, with the digests that it knows, and takes files as a whole. `listed_below` gives
-the files of a folder that its readers see.
+Each tells which files it has, with the digests that it knows, and takes files as a whole. `listed_below`
+gives the files of a folder that its readers see.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Final
@@ -214,7 +215,7 @@ class HubTarget(Target):
         from huggingface_hub.hf_api import RepoFile
 
         found = {}
-        with located(self.url):
+        with self._client():
             try:
                 listed = self._api.list_repo_tree(recursive=True, revision=self._revision, **self._repository)
                 entries = [entry for entry in listed if isinstance(entry, RepoFile)]
@@ -229,7 +230,8 @@ class HubTarget(Target):
     def put(self, root: str, files: Sequence[LocalFile]) -> None:
         from huggingface_hub import CommitOperationAdd
 
-        self._api.create_repo(private=True, exist_ok=True, **self._repository)
+        with self._client():
+            self._api.create_repo(private=True, exist_ok=True, **self._repository)
         with TemporaryDirectory(prefix="mm-assets-") as folder:
             for number, part in enumerate(_parts(files)):
                 operations = [
@@ -237,6 +239,21 @@ class HubTarget(Target):
                     for index, file in enumerate(part)
                 ]
                 self._commit(operations, f"Publish {counted(len(part), 'file')}")
+
+    @contextmanager
+    def _client(self) -> Iterator[None]:
+        """Have the client show no progress of its own, and make one line of its errors."""
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+        try:
+            yield
+        except Exception as error:  # of the client, and those of HTTP that its releases use
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            words = (" ".join(str(each).split()) or type(each).__name__ for each in (error, cause))
+            raise PublishError(f"{self.url}: {': '.join(dict.fromkeys(words))}") from error
 
     def _source(self, root: str, file: LocalFile, folder: str, name: str) -> str | bytes:
         uri = join(root, file.path)
@@ -254,9 +271,9 @@ class HubTarget(Target):
         from huggingface_hub import HfFileSystem
 
         revision = f"@{self._revision}" if self._revision else ""
-        file: IO[bytes] = HfFileSystem().open(
-            f"datasets/{self._repository['repo_id']}{revision}/{path}", "rb"
-        )
+        name = f"datasets/{self._repository['repo_id']}{revision}/{path}"
+        with self._client():
+            file: IO[bytes] = HfFileSystem().open(name, "rb")
         return file
 
     def remove(self, paths: Sequence[str]) -> None:
@@ -266,7 +283,7 @@ class HubTarget(Target):
         self._commit(operations, f"Remove {counted(len(paths), 'file')} that are no more")
 
     def _commit(self, operations: Sequence[Any], message: str) -> None:
-        with located(self.url):
+        with self._client():
             self._api.create_commit(
                 operations=operations, commit_message=message, revision=self._revision, **self._repository
             )
