@@ -395,12 +395,9 @@ def run_report(options: argparse.Namespace) -> int:
         refuse_other_than_file(options.output)
     root = storage_root(options)
     refuse_other_folder(root)
-    progress = ProgressLine(100)
-    try:
-        report = gather(root, lambda done, of: progress.show(100 * done // of, f"{done} of {of} shards"))
+    with shard_progress() as progress:
+        report = gather(root, progress)
         page = report_page(report)
-    finally:
-        progress.end()
     write_page(options.output or join(root, REPORT, PAGE), page)
     if options.output != "-":
         print(summary(report))
