@@ -31,7 +31,7 @@ from mm_assets.filters.registry import (
     with_preset,
 )
 from mm_assets.formats.names import ARRAY_SUFFIXES, SHOWN, format_by_suffix, format_of, output_of
-from mm_assets.formats.partitions import Partition, root_of_locations
+from mm_assets.formats.partitions import Partition, relative_root, root_of_locations
 from mm_assets.formats.raw_shards import RawLocations, location_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import (
@@ -328,7 +328,7 @@ def arguments_of(kind: str, places: Sequence[str]) -> dict[str, Any]:
     roots = [*RawLocations(given_settings().get("MM_RAW_SHARDS", "")).roots(), root]
     found: dict[str, Any] = {"max_batch_bytes": DEFAULT_BATCH_BYTES, "roots": roots}
     if format_of(kind).raw_options:
-        found["relative_to"] = None if is_remote(places[0]) else root
+        found["relative_to"] = relative_root([root])
     return found
 
 

@@ -16,7 +16,6 @@ import json
 import os
 import posixpath
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,8 +28,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.formats.images.headers import CONTENT_TYPES
+from mm_assets.formats.materialize import IMAGES_FROM, image_roots, locations_of, place_path
 from mm_assets.formats.names import TAR_SUFFIXES
-from mm_assets.formats.partitions import ref_path, root_of_locations
+from mm_assets.formats.partitions import ref_path
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member, scan_tolerant
 from mm_assets.formats.tar.spool import open_tar, shared_folder
 from mm_assets.formats.webdataset.layout import extension, sample_stem
@@ -44,14 +44,11 @@ from mm_assets.model.errors import (
     warn_user,
 )
 from mm_assets.model.samples import build_source_ref
-from mm_assets.storage.files import StorageOptions, absolute, exists, filesystem, is_remote, join, open_binary
+from mm_assets.storage.files import StorageOptions, exists, filesystem, is_remote, join, open_binary
 from mm_assets.storage.listing import expand
-from mm_assets.storage.stores import canonical_url, clean_url
 
 MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["tiff"]}
 
-_SETTING = "MM_IMAGES_FROM"
-_GLOB = re.compile(r"[*?\[{]")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE_URL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _SUCCESS = "success"  # what img2dataset calls a download that it has the bytes of
@@ -81,41 +78,6 @@ class ImagePlace:
     def content_type(self) -> str | None:
         """The MIME type that its name tells."""
         return MIME.get(extension(self.uri if self.member is None else self.member))
-
-    def ref(self, relative_to: str | None) -> str:
-        """Return its locator; below ``relative_to`` the path is relative."""
-        return build_source_ref(ref_path(self.uri, relative_to), self.member, self.offset, self.size)
-
-    def too_large(self, limit: int) -> Fault | None:
-        """Return the fault of an image of more than ``limit`` bytes, which is not read."""
-        return oversized_member(self.member or self.uri, self.size, limit) if self.size > limit else None
-
-
-def locations_of(text: str) -> list[str]:
-    """Return the absolute paths and URLs that a text names, quoted as in a shell.
-
-    Raises:
-        ValueError: an unmatched quotation mark.
-    """
-    try:
-        return [canonical_url(absolute(clean_url(item))) for item in shlex.split(text)]
-    except ValueError as error:
-        raise ValueError(f"{_SETTING} {text!r:.200}: {error}") from error
-
-
-def image_roots(text: str) -> list[str]:
-    """Return the folders, URL prefixes and tars that locators of such images point into."""
-    found = locations_of(text)
-    are_named = {item for item in found if item.lower().endswith(TAR_SUFFIXES) and not _GLOB.search(item)}
-    return [item if item in are_named else root_of_locations([item], TAR_SUFFIXES) for item in found]
-
-
-def reading_roots(roots: Sequence[str] | None, relative_to: str | None, text: str) -> Sequence[str] | None:
-    """Return the roots of a reader that fetches such images, too."""
-    if not text:
-        return roots
-    own = roots if roots is not None else [relative_to] if relative_to else []
-    return [*own, *image_roots(text)]
 
 
 _known: dict[tuple[str, str], tuple[object, ImagePlaces]] = {}
@@ -181,17 +143,26 @@ class ImagesElsewhere:
         if isinstance(found, Fault):
             row.error = found
             return False
-        row.source_ref, row.content_type = found.ref(self.relative_to), found.content_type
-        row.error = found.too_large(self.max_bytes)
+        path = self.places.locator_path(found.uri, self.relative_to)
+        row.source_ref = build_source_ref(path, found.member, found.offset, found.size)
+        row.content_type = found.content_type
+        is_too_large = found.size > self.max_bytes
+        row.error = (
+            oversized_member(found.member or path, found.size, self.max_bytes) if is_too_large else None
+        )
         return True
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """What locations name: ``folders``, with all their files, and ``tars``, with what tells their version."""
+    """What locations name: ``folders``, with all their files, and ``tars``, with what tells their version.
+
+    ``roots`` are those of the locations (`image_roots`).
+    """
 
     folders: tuple[str, ...] = ()
     tars: tuple[tuple[str, str], ...] = ()
+    roots: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, text: str, options: StorageOptions | None) -> _Listing:
@@ -207,16 +178,16 @@ class _Listing:
             except FileNotFoundError as error:
                 if is_folder:
                     continue
-                raise FileNotFoundError(f"{_SETTING}: {error}") from error
+                raise FileNotFoundError(f"{IMAGES_FROM}: {error}") from error
             for tar in found:
                 if not tar.lower().endswith(TAR_SUFFIXES):
-                    raise DataError(f"{_SETTING}: {tar}: neither a folder nor a tar")
+                    raise DataError(f"{IMAGES_FROM}: {tar}: neither a folder nor a tar")
                 if not tar.lower().endswith(".tar"):
                     raise DataError(
-                        f"{_SETTING}: {tar}: packed, so that no image can be read alone: unpack it"
+                        f"{IMAGES_FROM}: {tar}: packed, so that no image can be read alone: unpack it"
                     )
                 tars[tar] = _version(tar)
-        return cls(tuple(dict.fromkeys(folders)), tuple(sorted(tars.items())))
+        return cls(tuple(dict.fromkeys(folders)), tuple(sorted(tars.items())), tuple(image_roots(text)))
 
 
 def _version(tar: str) -> str:
@@ -247,6 +218,11 @@ class ImagePlaces:
         self._folders = {folder: os.path.realpath(folder).rstrip("/") + "/" for folder in local}
         self._sources = [*(f for f in listing.folders if is_remote(f)), *(tar for tar, _ in listing.tars)]
 
+    def locator_path(self, uri: str, relative_to: str | None) -> str:
+        """Return the path of a file in locators, which names no folder of this machine."""
+        path = ref_path(uri, relative_to)
+        return path if path != uri or is_remote(uri) else place_path(uri, self._listing.roots)
+
     def find(self, token: str) -> ImagePlace | Fault:
         """Return the place of an image by its name or URL, or the fault for which there is none."""
         if (broken := broken_data_url(token)) is not None:
@@ -275,7 +251,7 @@ class ImagePlaces:
             if path.startswith(start)
         ]
         if not names:
-            why = f"such a path is followed only below a folder that {_SETTING} names"
+            why = f"such a path is followed only below a folder that {IMAGES_FROM} names"
             return Fault(DANGLING_REFERENCE, f"dangling reference {token!r:.200}: {why}")
         found = [found for folder, name in names for found in self._in_folder(folder, name)]
         return self._chosen(token, found) or _nowhere(token, "no such image in")
@@ -306,12 +282,12 @@ class ImagePlaces:
         found = list(candidates)
         places = list(dict.fromkeys(each.place for each in found if each.place is not None))
         if len(places) > 1 and not self._are_same(places):
-            first, second = [place.member or place.uri for place in places[:2]]
+            first, second = [place.member or self.locator_path(place.uri, None) for place in places[:2]]
             where = {place.uri for place in places}
             in_tars = "" if len(where) == 1 else f" in {len(where)} files"
             return Fault(
                 DANGLING_REFERENCE,
-                f"ambiguous reference {token!r:.200}: {len(places)} images{in_tars} of {_SETTING}: "
+                f"ambiguous reference {token!r:.200}: {len(places)} images{in_tars} of {IMAGES_FROM}: "
                 f"{first}, {second}",
             )
         if not places and found:
@@ -394,7 +370,7 @@ def _absolute_path(token: str) -> str | None:
 
 
 def _nowhere(token: str, why: str) -> Fault:
-    return Fault(DANGLING_REFERENCE, f"dangling reference {token!r:.200}: {why} {_SETTING}")
+    return Fault(DANGLING_REFERENCE, f"dangling reference {token!r:.200}: {why} {IMAGES_FROM}")
 
 
 def _digest(kind: str, name: str) -> bytes:
@@ -496,7 +472,7 @@ def _add_tar(part: _Part, uri: str, options: StorageOptions | None) -> None:
         index = scan_tolerant(descriptor, uri)
         notes = _notes_in(index, descriptor)
     for damaged in index.damaged_ranges:
-        warn_user(f"{_SETTING}: {damaged.damage}: images in the damaged range are not found")
+        warn_user(f"{IMAGES_FROM}: {damaged.damage}: images in the damaged range are not found")
     for member in index.members:
         if member.broken is not None or extension(member.name) == "json":
             continue
@@ -564,4 +540,4 @@ def _failures_beside(uri: str, options: StorageOptions | None) -> Iterator[tuple
         finally:
             file.close(force=True)
     except ShardError as error:
-        warn_user(f"{_SETTING}: {error}: why downloads failed is not told")
+        warn_user(f"{IMAGES_FROM}: {error}: why downloads failed is not told")

@@ -6,7 +6,11 @@ exceptions. This module is among the formats, not in the data model, because it 
 
 from __future__ import annotations
 
+import hashlib
 import os
+import posixpath
+import re
+import shlex
 import stat
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -22,16 +26,25 @@ import pyarrow.compute as pc
 from mm_assets.formats.batching import Sizes, cut_rows, row_bytes
 from mm_assets.formats.images.headers import sniff
 from mm_assets.formats.images.tiff import split_frame
-from mm_assets.formats.names import is_block, is_parquet
+from mm_assets.formats.names import TAR_SUFFIXES, is_block, is_parquet
 from mm_assets.formats.parquet.files import row_of
+from mm_assets.formats.partitions import root_of_locations
 from mm_assets.formats.tar.headers import TarDamage
 from mm_assets.formats.tar.scan import Member, TarIndex, scan
 from mm_assets.formats.tar.spool import is_packed, open_tar
-from mm_assets.model.errors import FETCH_FAILED, Fault, ImageError, MmAssetsError, lost_frame, missing_member
+from mm_assets.model.errors import (
+    FETCH_FAILED,
+    DataError,
+    Fault,
+    ImageError,
+    MmAssetsError,
+    lost_frame,
+    missing_member,
+)
 from mm_assets.model.losses import with_errors
 from mm_assets.model.samples import InterleavedBatch, SourceRef, parse_source_ref, sample_offsets
 from mm_assets.storage.errors import is_store_failure
-from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, local_path
+from mm_assets.storage.files import StorageOptions, absolute, filesystem, is_remote, join, local_path
 from mm_assets.storage.stores import canonical_url, clean_url, without_secrets
 
 __all__ = ["materialize"]
@@ -39,6 +52,9 @@ __all__ = ["materialize"]
 
 Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte size
 
+IMAGES_FROM = "MM_IMAGES_FROM"
+_PLACE = "images-from://"  # begins a path in locators: number of the location, and the path below it
+_GLOB = re.compile(r"[*?\[{]")
 _HEAD = 4  # bytes that tell whether a file is packed
 _ROW = "what is in a row of a Parquet file has no place in bytes: read the file again"
 _BLOCK = "what is made from a page of a PDF has no place in bytes: read the file again"
@@ -215,21 +231,107 @@ class _Locator:
 _Requests = dict[_Locator, list[tuple[int, int | None]]]  # locator -> (row, frame) of the rows that have it
 
 
+def locations_of(text: str) -> list[str]:
+    """Return the absolute paths and URLs that a text names, quoted as in a shell.
+
+    Raises:
+        ValueError: an unmatched quotation mark.
+    """
+    try:
+        return [canonical_url(absolute(clean_url(item))) for item in shlex.split(text)]
+    except ValueError as error:
+        raise ValueError(f"{IMAGES_FROM} {text!r:.200}: {error}") from error
+
+
+def image_roots(text: str) -> list[str]:
+    """Return the folder, URL prefix or tar of each location, which locators of such images point into."""
+    return [
+        item if _names_tar(item) else root_of_locations([item], TAR_SUFFIXES) for item in locations_of(text)
+    ]
+
+
+def _names_tar(location: str) -> bool:
+    return location.lower().endswith(TAR_SUFFIXES) and not _GLOB.search(location)
+
+
+def _folder_of(root: str) -> str:
+    return posixpath.dirname(root) if _names_tar(root) and not os.path.isdir(root) else root
+
+
+def place_path(uri: str, roots: Sequence[str]) -> str:
+    """Return the path in locators of a local file below one of the `image_roots`: the root by its number."""
+    number, root = next(
+        (number, root)
+        for number, root in enumerate(roots)
+        if uri == root or uri.startswith(f"{root.rstrip('/')}/")
+    )
+    return f"{_PLACE}{number}/{uri[len(_folder_of(root).rstrip('/')) + 1 :]}"
+
+
+def located_again(path: str, text: str) -> tuple[str, str] | None:
+    """Return the file that the path of a locator names in a place, and the root that it lies in.
+
+    Returns:
+        None for a path of another kind.
+
+    Raises:
+        ValueError: the text of locations has no such place.
+    """
+    if not path.startswith(_PLACE):
+        return None
+    number, _, name = path.removeprefix(_PLACE).partition("/")
+    roots = image_roots(text)
+    if not number.isdecimal() or not name or int(number) >= len(roots):
+        raise DataError(f"{path}: {IMAGES_FROM} (images_from=) names no such place")
+    root = roots[int(number)]
+    return join(_folder_of(root), name), root
+
+
+def reading_roots(roots: Sequence[str] | None, relative_to: str | None, text: str) -> Sequence[str] | None:
+    """Return the roots of a reader that fetches such images, too."""
+    if not text:
+        return roots
+    own = roots if roots is not None else [relative_to] if relative_to else []
+    return [*own, *image_roots(text)]
+
+
+def portable_places(text: str, relative_to: str | None) -> str:
+    """Return what a text of locations is known by in records: URLs, and a digest of each local path.
+
+    It is the same wherever raw shards and places lie together, below the folder ``relative_to`` or beside it.
+    """
+
+    def known(item: str) -> str:
+        if is_remote(item):
+            return item
+        path = item if relative_to is None else os.path.relpath(item, local_path(relative_to))
+        digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        return f"{posixpath.basename(item)}#{digest}"
+
+    return shlex.join(map(known, locations_of(text)))
+
+
 @overload
 def materialize(
     data: InterleavedBatch,
     *,
     roots: Sequence[str] | None = None,
+    images_from: str = "",
     storage_options: StorageOptions | None = None,
 ) -> InterleavedBatch: ...
 @overload
 def materialize(
-    data: pa.Table, *, roots: Sequence[str] | None = None, storage_options: StorageOptions | None = None
+    data: pa.Table,
+    *,
+    roots: Sequence[str] | None = None,
+    images_from: str = "",
+    storage_options: StorageOptions | None = None,
 ) -> pa.Table: ...
 def materialize(
     data: InterleavedBatch | pa.Table,
     *,
     roots: Sequence[str] | None = None,
+    images_from: str = "",
     storage_options: StorageOptions | None = None,
 ) -> InterleavedBatch | pa.Table:
     """Fill ``binary_content`` of image rows that have none, from their ``source_ref``.
@@ -243,15 +345,20 @@ def materialize(
         roots: folders or URL prefixes that locators may point into; relative paths are resolved against the
             first. Only images are accepted then. None trusts the locators: pass roots for data that you did
             not write.
+        images_from: the locations that locators ``images-from://<number>/<path>`` point into, as the reader
+            had them.
         storage_options: for the file systems of the locators.
     """
     if isinstance(data, InterleavedBatch):
-        return data.with_data(materialize_table(data.data, roots, storage_options))
-    return materialize_table(data, roots, storage_options)
+        return data.with_data(materialize_table(data.data, roots, storage_options, images_from))
+    return materialize_table(data, roots, storage_options, images_from)
 
 
 def materialize_table(
-    table: pa.Table, roots: Sequence[str] | None = None, storage_options: StorageOptions | None = None
+    table: pa.Table,
+    roots: Sequence[str] | None = None,
+    storage_options: StorageOptions | None = None,
+    images_from: str = "",
 ) -> pa.Table:
     """Do what `materialize` does for a table; return the same table when no row needs fetching."""
     rows_to_fetch = _rows_to_fetch(table)
@@ -266,7 +373,7 @@ def materialize_table(
             ref = locator_of(text)
             # Of data that are not trusted, no login is taken.
             name = clean_url(str(ref["path"])) if roots is None else without_secrets(str(ref["path"]))
-            path = _resolve(name, roots)
+            path = _resolve(name, roots, images_from)
         except (TypeError, ValueError) as error:
             errors[row] = error.fault if isinstance(error, FetchError) else Fault(FETCH_FAILED, str(error))
             continue
@@ -397,8 +504,11 @@ def _rows_to_fetch(table: pa.Table) -> list[int]:
     return pc.indices_nonzero(mask).to_pylist()
 
 
-def _resolve(path: str, roots: Sequence[str] | None) -> str:
+def _resolve(path: str, roots: Sequence[str] | None, images_from: str) -> str:
     given = path
+    if (found := located_again(path, images_from)) is not None:
+        path, root = found
+        roots = [root]
     is_relative = not is_remote(path) and not os.path.isabs(local_path(path))
     if is_relative and roots:
         path = join(roots[0], path)

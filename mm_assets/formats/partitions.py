@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from mm_assets.formats.names import ARRAY_SUFFIXES, SUFFIXES, format_by_suffix, partition_filename
+from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
 from mm_assets.storage.files import StorageOptions, is_remote, size_of
 
 _NUMBERED = re.compile(r"(?s)(.*?)([0-9]+)")
@@ -131,6 +132,11 @@ def id_prefix(prefix: str | None, partition: str, files: Sequence[str], file: st
 def ref_path(uri: str, relative_to: str | None) -> str:
     """Return the path of a file in locators: relative to ``relative_to``, or as it is."""
     return uri.removeprefix(f"{relative_to.rstrip('/')}/") if relative_to else uri
+
+
+def relative_root(roots: Sequence[str]) -> str | None:
+    """Return the root that locators are stored relative to: local, or that of virtual shards."""
+    return next((root for root in roots if not is_remote(root) or root.startswith(VIRTUAL_SCHEMES)), None)
 
 
 def common_root(files: Sequence[str]) -> str:

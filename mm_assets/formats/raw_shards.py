@@ -468,11 +468,6 @@ def _without_images(files: Sequence[str]) -> list[str]:
     ]
 
 
-def relative_root(roots: Sequence[str]) -> str | None:
-    """Return the root that locators are stored relative to: local, or that of virtual shards."""
-    return next((root for root in roots if not is_remote(root) or root.startswith(VIRTUAL_SCHEMES)), None)
-
-
 _NAMED = 3  # files in a line
 
 

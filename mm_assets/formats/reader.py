@@ -117,6 +117,7 @@ class InterleavedReader(ABC):
     """
 
     suffixes: tuple[str, ...]
+    images_from = ""  # where the images lie that documents only name
 
     def __init__(
         self,
@@ -329,7 +330,9 @@ class InterleavedReader(ABC):
                 aligned, sample_offsets(table), row_bytes(aligned) + to_fetch, self.max_batch_bytes
             )
         for part in parts:
-            yield materialize_table(part, self.roots, self.storage_options) if self.materialize else part
+            if self.materialize:
+                part = materialize_table(part, self.roots, self.storage_options, self.images_from)
+            yield part
 
     def _partition_schema(self, schemas: Sequence[pa.Schema], files: Sequence[str]) -> pa.Schema:
         found = unify_schemas(canonical_schema(reconcile_schema(schema)) for schema in schemas)

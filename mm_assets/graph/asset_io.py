@@ -90,7 +90,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
     _source: str = PrivateAttr(default="")
 
     def options(self) -> dict[str, object]:
-        return {**super().options(), "layout": self.gate.layout()}
+        return {**super().options(), "layout": self.gate.known_layout()}
 
     def limit(self) -> str:
         widens = self.gate.schema_changes != SCHEMA_CHANGES[0]
@@ -144,7 +144,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
         return resolved
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
-        """Return the jobs with the tolerated loss, and the ids that were lost before.
+        """Return the jobs with the tolerated loss, the ids that were lost before, and where images lie.
 
         They are no part of the fingerprint: they decide what is published and recorded, not what is written.
         """
@@ -153,6 +153,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
                 job,
                 options={
                     **job.options,
+                    "layout": self.gate.layout(),
                     "max_loss": self.gate.max_loss,
                     LOST_IDS: sorted(self._lost_ids.get(job.key, ())),
                 },

@@ -23,8 +23,9 @@ from mm_assets.accounting.contract import SCHEMA_CHANGES, SchemaContract, Schema
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.survey import ShardSurvey, findings
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore, duplicates
-from mm_assets.formats.partitions import parse_bytes
-from mm_assets.formats.raw_shards import Listing, RawLocations, relative_root
+from mm_assets.formats.materialize import portable_places
+from mm_assets.formats.partitions import parse_bytes, relative_root
+from mm_assets.formats.raw_shards import Listing, RawLocations
 from mm_assets.formats.reports import untaken_lines
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
@@ -279,6 +280,13 @@ class RawGate(dg.ConfigurableResource[Any]):
         """Return the arguments of the reader of raw shards."""
         stated = stated_fields({f.name: getattr(self, f.name) for f in fields(RawLayout)})
         return {**stated, "max_member_bytes": parse_bytes(self.max_member_bytes)}
+
+    def known_layout(self) -> dict[str, Any]:
+        """Return the same for records: they name no folder of this machine."""
+        layout = self.layout()
+        if self.images_from:
+            layout["images_from"] = portable_places(self.images_from, relative_root(self.raw.roots()))
+        return layout
 
     def inspect(self, shards: Sequence[Shard]) -> dict[str, ShardInspection | str]:
         """Return the inspection of each shard by key; one line of text for a shard that cannot be opened."""

@@ -15,8 +15,8 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import CACHE, FILES, LOST_IDS, PUBLISHED, TARS, digest_files
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.parquet.files import UnreadableFile
-from mm_assets.formats.partitions import own_name
-from mm_assets.formats.raw_shards import files_of, relative_root
+from mm_assets.formats.partitions import own_name, relative_root
+from mm_assets.formats.raw_shards import files_of
 from mm_assets.graph.messages import Check, ShardJob, ShardResult, blocked_by
 from mm_assets.model.schema import schema_from_text
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.raw_shards import RawLocations, relative_root
+from mm_assets.formats.partitions import relative_root
+from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.formats.registry import FORMATS, reader_for, writer_for
 from mm_assets.formats.reports import WriteReport
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch

@@ -160,7 +160,7 @@ def test_absolute_paths_lead_only_below_folders_that_are_named(tmp_path: Path) -
     (tmp_path / "images2").mkdir()
     (tmp_path / "images2" / "a.jpg").write_bytes(JPG2)
     (tmp_path / "named").symlink_to(folder)
-    outside = f"such a path is followed only below a folder that {places._SETTING} names"
+    outside = "such a path is followed only below a folder that MM_IMAGES_FROM names"
     for made in (found(folder), found(tmp_path / "named"), found(f"{folder} {folder / 'deep'}")):
         name = f"{folder}/deep/a b.jpg"
         for token in (name, f"file://{name}", f"file://localhost{folder}//deep/a%20b.jpg"):
@@ -203,8 +203,50 @@ def test_lines_name_images_of_a_media_tar(tmp_path: Path) -> None:
     assert [row["binary_content"] for row in left] == [None, None]
     table = pa.Table.from_pylist(left).drop_columns("binary_content")
     table = table.append_column("binary_content", pa.array([None, None], pa.large_binary()))
-    table = materialize(table, roots=[str(tmp_path / "media")])
-    assert table.column("binary_content").to_pylist() == [JPG2, None]
+    found = materialize(table, images_from=str(tmp_path / "media"))
+    assert found.column("binary_content").to_pylist() == [JPG2, None]
+    assert materialize(table, roots=[]).column("materialize_error")[0].as_py() == (
+        "images-from://0/media_0.tar: MM_IMAGES_FROM (images_from=) names no such place"
+    )
+
+
+@pytest.mark.parametrize(
+    ("locations", "paths"),
+    [
+        (["images"], ["0/x.jpg", "0/a.tar"]),
+        (["images/{b,a}.tar", "images"], ["0/x.jpg", "0/a.tar"]),
+        (["other.tar", "images/a.tar", "images"], ["2/x.jpg", "1/a.tar"]),
+    ],
+)
+def test_locators_name_no_folder_of_this_machine(
+    tmp_path: Path, locations: list[str], paths: list[str]
+) -> None:
+    """They are the same wherever the places lie, and lead nowhere else."""
+    for name in ("images/a.tar", "images/b.tar", "other.tar"):
+        make_tar(tmp_path / name, [(f"{name[-5]}.jpg", JPG2)])
+    for name in ("images/x.jpg", "secret.jpg"):
+        (tmp_path / name).write_bytes(JPG)
+    (tmp_path / "raw").mkdir()
+    path = tmp_path / "raw" / "lines.jsonl"
+    path.write_text(json.dumps({"images": ["x.jpg", "a.jpg"]}) + "\n")
+    text = " ".join(f"{tmp_path}/{name}" for name in locations)
+    rows = read(path, text, relative_to=str(path.parent))
+    assert [row["binary_content"] for row in rows] == [JPG, JPG2]
+    found = [json.loads(row["source_ref"])["path"] for row in rows]
+    assert found == [f"images-from://{each}" for each in paths]
+
+    outside = ["0/../secret.jpg", "9/x.jpg", "0", "", "x/x.jpg", "0//etc/passwd"]
+    table = pa.table(
+        {
+            "modality": ["image"] * len(outside),
+            "binary_content": pa.nulls(len(outside), pa.large_binary()),
+            "source_ref": [json.dumps({"path": f"images-from://{each}"}) for each in outside],
+            "materialize_error": pa.nulls(len(outside), pa.string()),
+        }
+    )
+    table = materialize(table, images_from=text)
+    assert table.column("binary_content").null_count == len(outside)
+    assert table.column("materialize_error").null_count == 0
 
 
 def test_a_broken_data_url_is_told(tmp_path: Path) -> None:
@@ -231,7 +273,7 @@ def test_documents_of_parquet_name_urls(tmp_path: Path, downloads: Path) -> None
         "http://example.org/none",
         "http://example.org/twice",
     ]
-    assert json.loads(rows[0]["source_ref"])["path"] == str(downloads / "00000.tar")
+    assert json.loads(rows[0]["source_ref"])["path"] == "images-from://0/00000.tar"
     assert [row["materialize_error"].partition(":")[0] for row in rows[1:]] == [
         "the download failed",
         "ambiguous reference 'http",

@@ -27,7 +27,7 @@ from mm_assets.accounting.canonical import (
     RowPart,
 )
 from mm_assets.formats.names import ARRAY_SUFFIXES, format_of
-from mm_assets.formats.partitions import partition_name, root_of_locations
+from mm_assets.formats.partitions import partition_name, relative_root, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
 from mm_assets.model import json_codec
 from mm_assets.model.digest import ContentDigest
@@ -42,7 +42,7 @@ from mm_assets.model.schema import (
     canonical_schema,
     unify_schemas,
 )
-from mm_assets.storage.files import ORIGINS_BESIDE, absolute, exists, is_remote, join
+from mm_assets.storage.files import ORIGINS_BESIDE, absolute, exists, join
 from mm_assets.storage.listing import expand_paths
 
 
@@ -283,7 +283,7 @@ def canonical_sources(
             for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())
         ]
     root = root_of_locations([source], (*SUFFIXES, *ARRAY_SUFFIXES))
-    relative_to = None if is_remote(source) else root
+    relative_to = relative_root([root])
     layout = layout_of(kind, source)
     files = expand_paths(source, entry.suffixes)
     return [CanonicalSource(kind, file, partition_name(file, root), relative_to, layout) for file in files]

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from mm_assets.formats.batching import SampleIds, cut_by_bytes
 from mm_assets.formats.document_layouts import described
-from mm_assets.formats.image_places import ImagesElsewhere, reading_roots
+from mm_assets.formats.image_places import ImagesElsewhere
+from mm_assets.formats.materialize import reading_roots
 from mm_assets.formats.names import PARQUET_SUFFIXES
 from mm_assets.formats.parquet.document_file import DocumentFile
 from mm_assets.formats.parquet.document_layout import is_interleaved
@@ -339,6 +340,7 @@ class InterleavedParquetReader(InterleavedReader):
             document_layout=document_layout,
             images_from=images_from,
         )
+        self.images_from = images_from
         self.relative_to = relative_to
         self.quarantine_errors = quarantine_errors
         self.max_member_bytes = max_member_bytes

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.batching import SampleIds
-from mm_assets.formats.image_places import reading_roots
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
+from mm_assets.formats.materialize import reading_roots
 from mm_assets.formats.names import TAR_SUFFIXES, ZIP_SUFFIXES
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, InterleavedReader
@@ -343,6 +343,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
             document_layout=document_layout,
         )
         self.read_bytes = materialize
+        self.images_from = images_from
         self.relative_to = local_path(relative_to).rstrip("/") if relative_to else None
         self.quarantine_errors = quarantine_errors
         self.max_member_bytes = max_member_bytes

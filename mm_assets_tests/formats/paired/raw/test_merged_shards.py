@@ -16,7 +16,8 @@ import pytest
 
 from mm_assets.formats.materialize import materialize_table
 from mm_assets.formats.paired.merge import PairedAddress, modality_of
-from mm_assets.formats.raw_shards import RawLocations, originals_of, relative_root
+from mm_assets.formats.partitions import relative_root
+from mm_assets.formats.raw_shards import RawLocations, originals_of
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset.layout import SampleError
 from mm_assets.formats.webdataset.samples import survey_tar
