@@ -1,1 +1,1 @@
-"""Looking at data: one sample, a preview of filters, the overview of a data set."""
+"""Looking at data: one sample, a preview of filters, the report on a data set."""

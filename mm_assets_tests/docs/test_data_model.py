@@ -182,6 +182,16 @@ def test_retired_shards(storage: Path, tmp_path: Path) -> None:
     assert keys(entry) == documented
 
 
+def test_published_files(storage: Path, tmp_path: Path) -> None:
+    (documented,) = tables("Published files")
+    copy = Path(shutil.copytree(storage, tmp_path / "storage"))
+    commands.ok("publish", tmp_path / "there", "--storage", copy)
+    (path,) = (copy / "ledger" / "published").iterdir()
+    record = json.loads(path.read_text())
+    assert keys(record) == documented | {"format": "number", "mm_assets": "string", "seal": "string"}
+    assert set(record["files"][0]) == {"path", "bytes", "digests", "stamp", "mark"}
+
+
 def test_file_metadata(storage: Path) -> None:
     for file in (storage / "curated").glob("*.parquet"):
         metadata = pq.read_schema(file).metadata
