@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pypdfium2 import PdfImage, PdfPage
 
 
-MAX_PIXELS = 1 << 26  # of a picture that pdfium decodes or renders, see `limits.MEMORY`
+MAX_PIXELS = 1 << 26  # of a picture that pdfium decodes or renders, see `MEMORY`
 _DEPTH = 8  # forms within forms
 _BPP_COLOURS = {1: "L", 3: "RGB"}
 

@@ -25,9 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from mm_assets.formats.pdf.child import HEAD, MAX_DESCRIPTION, MAX_HEADER, MAX_WORDS, Header, packed
-from mm_assets.formats.pdf.layout import Item, Picture
-from mm_assets.formats.pdf.limits import (
+from mm_assets.formats.pdf import (
     Limits,
     PdfProcessError,
     ProcessLost,
@@ -36,6 +34,8 @@ from mm_assets.formats.pdf.limits import (
     nonsense,
     out_of_memory,
 )
+from mm_assets.formats.pdf.child import HEAD, MAX_DESCRIPTION, MAX_HEADER, MAX_WORDS, Header, packed
+from mm_assets.formats.pdf.layout import Item, Picture
 from mm_assets.formats.tar.headers import FileRange
 from mm_assets.model.errors import ITEM_FAULTS, Fault, require
 

@@ -29,8 +29,8 @@ def _main(descriptor: str, settings: str) -> None:
     options = json.loads(settings)
     sys.path += [folder for folder in options["path"] if folder not in sys.path]
     _import_package()
+    from mm_assets.formats.pdf import Limits
     from mm_assets.formats.pdf.child import serve
-    from mm_assets.formats.pdf.limits import Limits
 
     serve(int(descriptor), Limits(**options["limits"]))
 

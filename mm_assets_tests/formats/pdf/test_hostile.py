@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.formats.pdf import process
-from mm_assets.formats.pdf.limits import Limits, PdfProcessError
+from mm_assets.formats.pdf import Limits, PdfProcessError, process
 from mm_assets.formats.pdf.process import PdfProcess
 from mm_assets.storage.errors import error_line
 from mm_assets_tests.formats.pdf.pdf_files import (
@@ -153,7 +152,7 @@ def test_memory_is_that_of_one_pdf(tmp_path: Path) -> None:
 _READ = """
 import sys
 from pathlib import Path
-from mm_assets.formats.pdf.limits import Limits
+from mm_assets.formats.pdf import Limits
 from mm_assets_tests.formats.pdf.reading import members
 from mm_assets_tests.formats.pdf.pdf_files import drawn_often
 members(Path(sys.argv[1]), {"a.pdf": drawn_often(20_000, 8)}, Limits(page_seconds=9999))
