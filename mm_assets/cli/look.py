@@ -65,10 +65,10 @@ def run_explain(options: argparse.Namespace) -> int:
     Raises:
         ValueError: the id is unknown.
     """
-    from mm_assets.accounting.history import history_of, origin_of, place_of, surveyed_in
     from mm_assets.accounting.record import OUTPUTS
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
+    from mm_assets.view.sample_source import history_of, origin_of, place_of, surveyed_in
 
     root = local_path(options.storage or Settings.load().storage)
     sample_id = as_utf8(options.sample_id)
@@ -477,10 +477,9 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def _in_storage(options: argparse.Namespace, sample_id: str, look: Look) -> list[Document]:
-    from mm_assets.accounting.history import surveyed_in
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
-    from mm_assets.view.sample_source import documents_in_storage, ids_alike
+    from mm_assets.view.sample_source import documents_in_storage, ids_alike, surveyed_in
 
     if given := [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]:
         raise ValueError(f"{flag(given[0])} is about documents of others: name their data")

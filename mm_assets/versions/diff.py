@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.history import FLAGGED
 from mm_assets.accounting.record import BY_ASSET
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.registry import known_filters
@@ -335,7 +334,7 @@ def _loss_reasons(change: str, before: frozenset[Loss], after: frozenset[Loss]) 
     """
     in_both = _lost(before) & _lost(after) if change == CHANGED else set()
     lost, found = (
-        frozenset(loss for loss in losses if loss[0] not in in_both or loss[1] == FLAGGED)
+        frozenset(loss for loss in losses if loss[0] not in in_both or loss[1] == "flagged")
         for losses in (after - before, before - after)
     )
     for losses, words, silent in ((lost, "", ADDED), (found, "no longer ", DROPPED)):
@@ -345,14 +344,14 @@ def _loss_reasons(change: str, before: frozenset[Loss], after: frozenset[Loss]) 
         for position, outcome, kind in losses:
             positions.setdefault((outcome, kind), []).extend([] if position is None else [position])
         for (outcome, kind), at in sorted(positions.items()):
-            by_filter = outcome in ("filtered", FLAGGED)
+            by_filter = outcome in ("filtered", "flagged")
             reason = f"{words}{outcome} by {kind}" if by_filter else f"{words}{outcome}: {kind}"
             yield reason, f"{_at(sorted(at))}{reason}"
 
 
 def _lost(losses: frozenset[Loss]) -> set[int]:
     """Return the positions of items that are not there."""
-    return {position for position, outcome, _ in losses if outcome != FLAGGED and position is not None}
+    return {position for position, outcome, _ in losses if outcome != "flagged" and position is not None}
 
 
 def _at(positions: list[int]) -> str:

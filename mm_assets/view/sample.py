@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.history import Locator
 from mm_assets.accounting.ledger import locator_columns
 from mm_assets.formats.images.headers import ImageInfo, probe
 from mm_assets.formats.images.pixels import thumbnail
@@ -51,6 +50,7 @@ from mm_assets.view.html import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Locator = tuple[Any, ...]  # source, member, byte offset, byte size, frame; each may be None
 Look = Callable[[memoryview, ImageInfo], str]
 """Rendering of an image that can be probed. Its bytes are not kept: a sample may have gigabytes of them."""
 
