@@ -195,8 +195,8 @@ def run_alerts(options: argparse.Namespace) -> int:
     Raises:
         ValueError: MM_ALERTS names no target.
     """
+    from mm_assets.automation.alerts import trial_message
     from mm_assets.automation.alerts.delivery import targets
-    from mm_assets.automation.alerts.message import trial_message
 
     settings = Settings.load()
     if not settings.alerts:

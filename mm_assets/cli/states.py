@@ -204,7 +204,7 @@ def run_tag(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 
 def _tag(root: str, name: str) -> int:
     from mm_assets.pool.workers import WorkerPool
-    from mm_assets.versions.state import ASSETS
+    from mm_assets.versions import ASSETS
     from mm_assets.versions.tagging import Manifest, Tagger
 
     with WorkerPool(Settings.load().workers, may_fork=True) as pool:

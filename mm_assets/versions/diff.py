@@ -26,7 +26,7 @@ from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.settings import Settings, variable
 from mm_assets.settings_file import load_plugins
 from mm_assets.storage.files import StorageOptions, join
-from mm_assets.versions.state import (
+from mm_assets.versions import (
     FOLDER,
     CaptureJob,
     CurrentState,

@@ -46,7 +46,7 @@ from mm_assets.storage.files import (
     sweep,
 )
 from mm_assets.storage.small_files import seal, unseal
-from mm_assets.versions.state import (
+from mm_assets.versions import (
     FOLDER,
     CaptureJob,
     CurrentState,

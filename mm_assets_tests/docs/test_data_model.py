@@ -18,7 +18,7 @@ from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA
 from mm_assets.accounting.retirement import Retirement
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, RESERVED_COLUMNS
 from mm_assets.storage.small_files import SCHEMA as INDEX_SCHEMA
-from mm_assets.versions.state import SAMPLES_SCHEMA
+from mm_assets.versions import SAMPLES_SCHEMA
 from mm_assets.versions.tagging import STATES_SCHEMA
 from mm_assets_tests.cli import commands
 from mm_assets_tests.docs.pages import ROOT

@@ -21,8 +21,7 @@ from PIL import Image
 
 from mm_assets import InterleavedLanceReader
 from mm_assets.pool.workers import WorkerPool
-from mm_assets.versions import tagging
-from mm_assets.versions.state import OutputState
+from mm_assets.versions import OutputState, tagging
 from mm_assets.versions.tagging import Manifest, Tagger, tag_names
 from mm_assets_tests.cli import commands
 from mm_assets_tests.graph.commands import ok, run

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from mm_assets.versions import OutputState
 from mm_assets.versions.diff import OTHER_SHARDS, RAW_CHANGED, UNKNOWN, causes_of
-from mm_assets.versions.state import OutputState
 
 CURATED = {"code_version": "3", "options": {"layout": {"texts_field": "texts"}, "max": None}}
 FILTERED: dict[str, Any] = {"code_version": "2", "steps": {"aspect_ratio": {"min_ratio": 0.5}}}

@@ -16,7 +16,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.automation.alerts.message import NAMED, Cause, Kind, Origin
+from mm_assets.automation.alerts import NAMED, Cause, Kind, Origin
 from mm_assets.automation.alerts.runs import View
 from mm_assets.graph import instance_queries
 from mm_assets.graph.dagster_internals import SHARDS, attempts_without_result

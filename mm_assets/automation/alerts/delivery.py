@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.automation.alerts.message import Message
+from mm_assets.automation.alerts import Message
 from mm_assets.model.errors import explained
 from mm_assets.settings_file import given_settings
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.automation.alerts.message import NAMED, Cause, Kind, Origin
+from mm_assets.automation.alerts import NAMED, Cause, Kind, Origin
 from mm_assets.graph import dagster_internals, instance_queries
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.instance_queries import FailingPartition

@@ -22,10 +22,7 @@ from typing import Any, Protocol
 
 import dagster as dg
 
-from mm_assets.automation.alerts import checks, runs
-from mm_assets.automation.alerts.checks import CURATED, FILTERED, Shares, drift, loss
-from mm_assets.automation.alerts.delivery import Outbox, targets
-from mm_assets.automation.alerts.message import (
+from mm_assets.automation.alerts import (
     Cause,
     Kind,
     Message,
@@ -33,11 +30,15 @@ from mm_assets.automation.alerts.message import (
     Severity,
     alert,
     all_clear,
+    checks,
     headline,
     reminder,
+    runs,
     series_of,
     summary,
 )
+from mm_assets.automation.alerts.checks import CURATED, FILTERED, Shares, drift, loss
+from mm_assets.automation.alerts.delivery import Outbox, targets
 from mm_assets.automation.alerts.runs import (
     FailedRun,
     View,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from mm_assets.automation.alerts.message import Cause, Kind, Message, Origin, Severity
+from mm_assets.automation.alerts import Cause, Kind, Message, Origin, Severity
 from mm_assets.automation.alerts.tick import ALONE, Incident, Incidents
 from mm_assets.graph.instance_queries import FailingPartition
 

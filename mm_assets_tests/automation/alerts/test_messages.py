@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from mm_assets.automation.alerts.message import Cause, Kind, Origin, alert, all_clear
+from mm_assets.automation.alerts import Cause, Kind, Origin, alert, all_clear
 
 RUN = Origin("0123456789", is_backfill=False)
 _PIECES = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mm_assets.automation.alerts import Message
 from mm_assets.automation.alerts.delivery import MOST, Mailbox, Outbox, Target
-from mm_assets.automation.alerts.message import Message
 from mm_assets_tests.automation.alerts.receivers import Webhook, webhook
 from mm_assets_tests.free_port import free_port
 

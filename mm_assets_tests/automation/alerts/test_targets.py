@@ -10,8 +10,8 @@ from itertools import repeat
 import pytest
 import requests
 
+from mm_assets.automation.alerts import Message
 from mm_assets.automation.alerts.delivery import Target, targets
-from mm_assets.automation.alerts.message import Message
 from mm_assets_tests.automation.alerts.receivers import MailServer, Webhook, mail_server, webhook
 from mm_assets_tests.free_port import free_port
 
