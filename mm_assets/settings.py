@@ -163,6 +163,22 @@ def suffixes(text: str) -> tuple[str, ...]:
     return found
 
 
+_SPLIT = re.compile(r"[A-Za-z]\w*", re.ASCII)  # as Hugging Face datasets names them
+
+
+def split_shares(text: str) -> tuple[tuple[str, float], ...]:
+    """Return the splits of a training set with their shares, which are 1 together."""
+    found: dict[str, float] = {}
+    for part in names(text):
+        name, _, share = (each.strip() for each in part.partition("="))
+        if not _SPLIT.fullmatch(name) or name in found:
+            raise ValueError(f"must be splits of different names, such as train=0.98,validation=0.02, not {text!r}")
+        found[name] = number(float, 1)(share)
+    if not found or abs(math.fsum(found.values()) - 1) > 1e-9 or 0 in found.values():
+        raise ValueError(f"must be shares above 0 that are 1 together, not {text!r}")
+    return tuple(found.items())
+
+
 def output_root(text: str) -> str:
     """Return a folder or `clean_url`."""
     return clean_url(os.path.expanduser(text))

@@ -16,6 +16,7 @@ from mm_assets.terminal import run_command
 # The module of each command, in the order of the help. It is imported once `WORKER_ENVIRONMENT` is set.
 COMMANDS = {
     "convert": "convert",
+    "reshard": "reshard",
     "inspect": "look",
     "verify": "states",
     "init": "graph",

@@ -62,6 +62,8 @@ def partition_filename(partition: str) -> str:
         raise ValueError(not_utf8(partition)) from error
 
 
+PLAN_FILE = "plan.parquet"  # of a training set: which samples are where; no data itself
+SET_NOTES = ".training"  # the folder beside it
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 PACKED_TAR_SUFFIXES = (  # compressions that are not supported
     *(

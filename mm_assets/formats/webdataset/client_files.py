@@ -36,7 +36,7 @@ class TarPartitionStats:
     ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted
     positions with such an image. ``columns`` maps each extra column, in order, to its Hugging Face feature
     *in JSON*: ``int64 float64 bool string null json``, or ``list:`` before any but the last. ``idx`` is the
-    digest of its ``.tar.idx``, empty if not known.
+    digest of its ``.tar.idx``, empty if not known; ``split`` the split that it belongs to, empty for ``train``.
 
     Raises:
         ValueError: A value is something else.
@@ -48,6 +48,7 @@ class TarPartitionStats:
     pairs: Mapping[str, Sequence[int]] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     idx: str = ""
+    split: str = ""
 
     def __post_init__(self) -> None:
         if not self.file.endswith(".tar") or self.file.startswith(".") or "/" in self.file:
@@ -77,7 +78,8 @@ class TarPartitionStats:
         """Return the statistics as JSON text; equal statistics give equal text."""
         pairs = {ext: _ranges(positions) for ext, positions in self.pairs.items()}
         content = {"file": self.file, "samples": self.samples, "bytes": self.bytes, "pairs": pairs}
-        return json.dumps(content | {"columns": list(self.columns.items()), "idx": self.idx}) + "\n"
+        content |= {"columns": list(self.columns.items()), "idx": self.idx}
+        return json.dumps(content | ({"split": self.split} if self.split else {})) + "\n"
 
     @classmethod
     def from_json(cls, text: _Text) -> TarPartitionStats:
@@ -90,7 +92,8 @@ class TarPartitionStats:
             raw = json.loads(text)
             pairs = {ext: _positions(ranges) for ext, ranges in raw["pairs"].items()}
             columns, idx = dict(raw["columns"]), str(raw.get("idx", ""))
-            return cls(raw["file"], int(raw["samples"]), int(raw["bytes"]), pairs, columns, idx)
+            counts = int(raw["samples"]), int(raw["bytes"])
+            return cls(raw["file"], *counts, pairs, columns, idx, str(raw.get("split", "")))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the facts of a partition: {text[:200]!r}") from error
 
@@ -212,11 +215,22 @@ def energon_info(stats: Iterable[TarPartitionStats]) -> str:
     return _with_lines({"energon_version": ENERGON_VERSION}, "shard_counts", "{", counts, "}")
 
 
+# The parts that Megatron-Energon has, by what others call their splits. It reads no other split.
+_PARTS = {"": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
+
+
 def energon_split(stats: Iterable[TarPartitionStats]) -> str:
-    """Return the ``.nv-meta/split.yaml`` of Megatron-Energon: all tars are for training."""
-    files = [f"  - {json.dumps(p.file)}\n" for p in _in_order(stats)]
-    train = "  train:\n" + "".join(files) if files else "  train: []\n"
-    return f"split_parts:\n{train}  val: []\n  test: []\nexclude: []\n"
+    """Return the ``.nv-meta/split.yaml`` of Megatron-Energon; tars of no split are for training."""
+    parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    excluded: list[str] = []
+    for p in _in_order(stats):
+        parts.get(_PARTS.get(p.split, ""), excluded).append(p.file)
+    lists = [(f"  {name}:", "  ", files) for name, files in parts.items()] + [("exclude:", "", excluded)]
+    lines = [
+        f"{head}\n" + "".join(f"{indent}- {json.dumps(file)}\n" for file in files) if files else f"{head} []\n"
+        for head, indent, files in lists
+    ]
+    return "".join(["split_parts:\n", *lines])
 
 
 def energon_dataset() -> str:
@@ -277,8 +291,7 @@ _HEAD = """---
 configs:
 - config_name: default
   data_files:
-  - {split: train, path: "*.tar"}
-dataset_info:
+SPLITSdataset_info:
   config_name: default
   features:
   - {name: __key__, dtype: string}
@@ -336,15 +349,36 @@ every TIFF, and frames compressed as JPEG lose pixels by it: take TIFF bytes fro
 """  # noqa: E501 (a page of Markdown)
 
 
-def readme(stats: Sequence[TarPartitionStats], also: Sequence[TarPartitionStats] = ()) -> str:
+@dataclass(frozen=True)
+class SetNotes:
+    """What is known of a whole set beside its tars: the licences, and further chapters of its page."""
+
+    licences: Sequence[str] = ()
+    chapters: str = ""
+
+    def matter(self) -> str:
+        """Return the line of the front matter with the licences."""
+        return f"license: [{', '.join(map(_quote, self.licences))}]\n" if self.licences else ""
+
+
+def readme(
+    stats: Sequence[TarPartitionStats],
+    also: Sequence[TarPartitionStats] = (),
+    notes: SetNotes = SetNotes(),  # noqa: B008 (frozen)
+) -> str:
     """Return ``README.md`` for the tars of ``stats``.
 
     ``also`` widens the declared features without being listed.
     """
-    return front_matter([*stats, *also]) + _body(stats)
+    return front_matter([*stats, *also], notes) + _body(stats) + notes.chapters
 
 
-def front_matter(stats: Iterable[TarPartitionStats]) -> str:
+def split_paths(paths: Mapping[str, str]) -> str:
+    """Return the lines of the front matter that name the files of each split."""
+    return "".join(f"  - {{split: {name}, path: {_quote(path)}}}\n" for name, path in paths.items())
+
+
+def front_matter(stats: Iterable[TarPartitionStats], notes: SetNotes = SetNotes()) -> str:  # noqa: B008
     """Return the YAML block that `datasets` reads, with all pairs and columns.
 
     `datasets` silently drops those that are not declared.
@@ -352,7 +386,8 @@ def front_matter(stats: Iterable[TarPartitionStats]) -> str:
     parts = sorted(stats, key=lambda p: p.file)
     columns = union_columns(parts).items()
     column_lines = [_column_line(name, feature) for name, feature in columns]
-    lines = [_HEAD]
+    splits = {p.split: f"{p.split}-*.tar" for p in parts if p.split} or {"train": "*.tar"}
+    lines = [_HEAD.replace("SPLITS", split_paths(splits))]
     if column_lines:  # an empty struct loads, but cannot be exported to Parquet
         lines.append("    - name: _row_extra\n      struct:\n")
         for group, kind in (("text", "list"), ("image", "list"), ("metadata", "struct")):
@@ -366,7 +401,7 @@ def front_matter(stats: Iterable[TarPartitionStats]) -> str:
         lines.append("      - name: extra\n        struct:\n")
         lines += [f"        {line}\n" for line in column_lines]
     lines += [f"  {_pair_line(pair)}\n" for pair in union_pairs(parts)]
-    return "".join([*lines, "---\n"])
+    return "".join([*lines, notes.matter(), "---\n"])
 
 
 def declares(card: str, stats: TarPartitionStats) -> bool:

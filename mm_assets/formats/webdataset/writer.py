@@ -25,6 +25,7 @@ from mm_assets.formats.tar.headers import END_BLOCKS, TarDamage, TarWriter
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.tar.spool import local_tar
 from mm_assets.formats.webdataset.client_files import (
+    SetNotes,
     TarPartitionStats,
     declares,
     energon_dataset,
@@ -100,7 +101,7 @@ _AT_ONCE = 256  # index files of tars in memory at a time
 # Folder of `TarPartitionStats`: <tar>.json of the published tar, <tar>.pending.json of one being published.
 _STATS_FOLDER = ".mm_assets"
 _STATS, _PENDING = ".json", ".pending.json"
-_INDEX, _CARD = "index.json", "README.md"
+_INDEX, CARD = "index.json", "README.md"
 _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml"
 
 
@@ -169,7 +170,7 @@ class TarFolder(FolderFiles):
                 self._write(final, stats.to_json())
                 self._remove(pending)
 
-    def finish(self) -> list[str]:
+    def finish(self, notes: SetNotes = SetNotes()) -> list[str]:  # noqa: B008 (frozen)
         """Derive all dataset-level files from the tars, and return the names of the files that changed.
 
         Completes what crashed publishers left, and repairs index files or statistics that others changed:
@@ -191,7 +192,7 @@ class TarFolder(FolderFiles):
                 _INFO: energon_info(stats),
                 _SPLIT: energon_split(stats),
                 _DATASET: energon_dataset(),
-                _CARD: readme(stats),
+                CARD: readme(stats, notes=notes),
             }
             return [name for name, text in files.items() if self._write_if_new(name, text)]
 
@@ -240,10 +241,10 @@ class TarFolder(FolderFiles):
 
         All statistics are read only if the card lacks any of these.
         """
-        card = self._read(_CARD)
+        card = self._read(CARD)
         while card is None or not declares(_text(card), stats):
             self._write_card(stats)
-            card = self._read(_CARD)
+            card = self._read(CARD)
 
     def _write_card(self, stats: TarPartitionStats) -> None:
         """Write the card until it covers all partitions known *after* writing it.
@@ -253,10 +254,10 @@ class TarFolder(FolderFiles):
         while True:
             names = self._list(_STATS_FOLDER)
             published, pending = self._published(names), [*self._pending(names), stats]
-            card = self._read(_CARD)
+            card = self._read(CARD)
             if card is not None and _text(card).startswith(front_matter([*published, *pending])):
                 return
-            self._write(_CARD, readme(published, also=pending))
+            self._write(CARD, readme(published, also=pending))
 
     def _published(self, names: Iterable[str]) -> list[TarPartitionStats]:
         return self._read_stats(
@@ -331,8 +332,9 @@ class TarFolder(FolderFiles):
             if columns is None:
                 return []
             measured, idx = measure(fd, file)
-        matching = [p for p in candidates if replace(p, columns={}, idx=measured.idx) == measured]
-        stats = replace(measured, columns=union_columns(matching) if matching else columns)
+        matching = [p for p in candidates if replace(p, columns={}, idx=measured.idx, split="") == measured]
+        split = candidates[0].split if candidates else ""
+        stats = replace(measured, columns=union_columns(matching) if matching else columns, split=split)
         self._write_if_new(f"{file}.idx", idx)
         self._write(f"{_STATS_FOLDER}/{file}{_STATS}", stats.to_json())
         self._remove(f"{_STATS_FOLDER}/{file}{_PENDING}")

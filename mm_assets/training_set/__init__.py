@@ -1,0 +1,1 @@
+"""The set to train from: shuffled, split and weighted samples in shards of equal size."""

@@ -1,0 +1,489 @@
+"""Making of a training set by its plan: byte ranges of samples are copied into new tars, no image is touched.
+
+* `TrainingSet`: the set in a folder; `make` brings it to a plan. Finished shards of the same samples stay, so
+  that a run that was ended goes on. The file of the plan appears last: without it, a set is not complete.
+* `ShardJob`, `write_shard`: one shard, in any process. Other formats are written from such a tar, by their own
+  writers.
+
+Beside the shards are notes on what each was made of (``.training/<shard>.json``), and the card.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from mm_assets.formats.names import PLAN_FILE, SET_NOTES, format_of, sample_key
+from mm_assets.formats.partitions import Partition
+from mm_assets.formats.registry import DEFAULT_BATCH_BYTES, Conversion, reader_for, writer_for
+from mm_assets.formats.tar.index import TarDamage
+from mm_assets.formats.tar.writer import END_BLOCKS
+from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx, union_columns
+from mm_assets.formats.webdataset.writer import CARD, TarFolder, measure
+from mm_assets.model.errors import DataError, MmAssetsError, ShardError
+from mm_assets.pool.workers import JobPool, WorkerFailure
+from mm_assets.storage.errors import located, readable_store_errors
+from mm_assets.storage.files import (
+    StagedFile,
+    StorageOptions,
+    exists,
+    filesystem,
+    is_remote,
+    join,
+    local_path,
+    publish_bytes,
+    read_bytes,
+    remove,
+    staged,
+)
+from mm_assets.storage.stamps import files_in
+from mm_assets.terminal import Progress
+from mm_assets.training_set.card import set_notes, plain_card
+from mm_assets.training_set.plan import Recipe, make_plan
+from mm_assets.training_set.sources import Scan, Source, SourceTar, scan_tar
+
+_TARS = "webdataset"
+_REVISION = "1"  # of the bytes that are made by a plan
+_RECIPE, _DIGEST = b"mm_assets:recipe", b"mm_assets:plan"
+_COPIED_AT_ONCE = 1 << 20  # bytes, where the kernel cannot copy
+_RANGES_AT_ONCE = 8  # of an object store
+_LARGEST_RANGE = 8 << 20
+_NAME_BYTES = 100  # of a tar header
+
+Ints = npt.NDArray[np.int64]
+
+
+class SetExists(MmAssetsError, ValueError):
+    """The folder has another training set, or other data."""
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """One shard to make.
+
+    Args:
+        name: its name, without suffix.
+        split: its split.
+        folder: folder or URL of the set.
+        kind: format of the shard.
+        tars: the tars that samples are copied from.
+        of_tar: for each sample the number of its tar.
+        starts: byte offsets of the samples in their tars.
+        sizes: bytes of the samples.
+        ids: their ids.
+        columns: Hugging Face features of the columns of all sources.
+        digest: of all that the bytes depend on.
+    """
+
+    name: str
+    split: str
+    folder: str
+    kind: str
+    tars: tuple[SourceTar, ...]
+    of_tar: Ints
+    starts: Ints
+    sizes: Ints
+    ids: pa.Array
+    columns: Mapping[str, str]
+    digest: str = ""
+    options: StorageOptions | None = None
+
+    @property
+    def place(self) -> str:
+        """What its warnings are about."""
+        return self.uri
+
+    @property
+    def uri(self) -> str:
+        """The main file of the shard. Tars are in the folder, other formats have a folder for each split."""
+        folder = self.folder if self.kind == _TARS else join(self.folder, self.split)
+        return format_of(self.kind).uri(folder, self.name)
+
+    @property
+    def ends(self) -> Ints:
+        """Byte offsets at which the samples end in the new tar."""
+        return np.cumsum(self.sizes)
+
+    def with_digest(self) -> ShardJob:
+        """Return the job with its digest."""
+        digest = xxhash.xxh3_128(json.dumps([_REVISION, self.kind, self.split, self.columns]).encode())
+        stamps = np.array([f"{tar.source}/{tar.name} {tar.stamp}" for tar in self.tars], dtype=object)
+        digest.update("\n".join(stamps[self.of_tar]).encode())
+        for numbers in (self.starts, self.sizes):
+            digest.update(numbers.astype("<i8").tobytes())
+        digest.update("\n".join(self.ids.to_pylist()).encode())
+        return replace(self, digest=digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class MadeShard:
+    """A shard that was made: its name, samples, bytes, and whether it was there already."""
+
+    name: str
+    samples: int
+    nbytes: int
+    is_kept: bool = False
+
+
+@dataclass(frozen=True)
+class MadeSet:
+    """What `TrainingSet.make` did: the plan, the shards in its order, and a line for each that failed."""
+
+    plan: pa.Table
+    shards: tuple[MadeShard, ...]
+    failures: tuple[str, ...] = ()
+
+
+class TrainingSet:
+    """A training set in a folder, or below a URL.
+
+    Args:
+        folder: path or URL.
+        kind: format of its shards.
+        options: for the file system of the folder.
+    """
+
+    def __init__(self, folder: str, kind: str = _TARS, options: StorageOptions | None = None) -> None:
+        self.folder = folder.rstrip("/") or "/"
+        self.kind = kind
+        self._options = options
+
+    def plan(self, sources: Sequence[Source], recipe: Recipe, pool: JobPool) -> pa.Table:
+        """Return the plan by which the samples of the sources are laid out; the pool reads the sources.
+
+        Raises:
+            DataError: a source cannot be read, or the recipe does not fit it.
+        """
+        scanned: dict[str, pa.Table] = {}
+        jobs = [Scan(tar, recipe.fields, self._options) for source in sources for tar in source.tars]
+        for job, found in pool.map(scan_tar, jobs):
+            if isinstance(found, WorkerFailure):
+                raise DataError(found.message if job.tar.uri in found.message else f"{job.tar.uri}: {found.message}")
+            scanned[job.tar.uri] = found
+        return make_plan(sources, scanned, recipe)
+
+    def make(
+        self, sources: Sequence[Source], recipe: Recipe, pool: JobPool, overwrite: bool = False
+    ) -> MadeSet:
+        """Bring the set to the plan of a recipe. A shard that fails is reported, the others are made.
+
+        Raises:
+            SetExists: there is another set, or other data, and ``overwrite`` is not given.
+            DataError: a source cannot be read, or the recipe does not fit it.
+        """
+        plan = self.plan(sources, recipe, pool)
+        jobs = self._jobs(plan, sources)
+        digest = xxhash.xxh3_128_hexdigest("\n".join([*(job.digest for job in jobs), recipe.to_json()]).encode())
+        plan = plan.replace_schema_metadata({_RECIPE: recipe.to_json(), _DIGEST: digest})
+        with readable_store_errors(), located(self.folder):
+            if not overwrite:
+                self._refuse_other(digest)
+            elif self._digest() != digest:
+                remove(self._plan_uri, self._options)
+            notes = self._notes()
+        made: list[MadeShard] = []
+        failures: list[str] = []
+        todo: list[ShardJob] = []
+        sizes = self._sizes(jobs)
+        for job in jobs:
+            note = notes.get(job.name, {})
+            is_made = note.get("digest") == job.digest and sizes.get(job.uri) == note.get("size")
+            made += [MadeShard(job.name, len(job.ids), note["bytes"], True)] if is_made else []
+            todo += [] if is_made else [job]
+        with Progress(len(todo)) as progress:
+            for job, result in pool.map(write_shard, todo):
+                if isinstance(result, WorkerFailure):
+                    failures.append(result.message if job.uri in result.message else f"{job.uri}: {result.message}")
+                    progress.add(0, 0)
+                else:
+                    made.append(result)
+                    progress.add(result.samples, result.nbytes)
+        made.sort(key=lambda shard: shard.name)
+        if not failures:
+            with readable_store_errors(), located(self.folder):
+                self._finish(plan, sources, recipe, {job.name for job in jobs}, notes)
+        return MadeSet(plan, tuple(made), tuple(failures))
+
+    @property
+    def _plan_uri(self) -> str:
+        return join(self.folder, PLAN_FILE)
+
+    def _jobs(self, plan: pa.Table, sources: Sequence[Source]) -> list[ShardJob]:
+        tars = [tar for source in sources for tar in source.tars]
+        columns = union_columns([tar.stats for tar in tars])
+        numbers = {(tar.source, tar.name): number for number, tar in enumerate(tars)}
+        used = plan.slice(0, plan.num_rows - plan.column("shard").null_count)
+        pairs = zip(used.column("source").to_pylist(), used.column("source_shard").to_pylist(), strict=True)
+        of_tar = np.fromiter((numbers[pair] for pair in pairs), np.int64, used.num_rows)
+        shards = used.column("shard").combine_chunks()
+        splits = used.column("split").combine_chunks()
+        starts, sizes = (used.column(name).to_numpy() for name in ("source_offset", "source_bytes"))
+        ids = used.column("sample_id").combine_chunks()
+        is_first = np.ones(len(shards), bool)
+        is_first[1:] = pc.not_equal(shards[1:], shards[:-1]).to_numpy(zero_copy_only=False)
+        bounds = [*np.flatnonzero(is_first).tolist(), len(shards)]
+        jobs = []
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            used_tars, places = np.unique(of_tar[start:end], return_inverse=True)
+            job = ShardJob(
+                shards[start].as_py(),
+                splits[start].as_py(),
+                self.folder,
+                self.kind,
+                tuple(tars[number] for number in used_tars),
+                places,
+                starts[start:end],
+                sizes[start:end],
+                ids[start:end],
+                columns,
+                options=self._options,
+            )
+            jobs.append(job.with_digest())
+        return jobs
+
+    def _digest(self) -> str | None:
+        """Return the digest of the plan that the folder has; None without one."""
+        found = read_bytes(self._plan_uri, self._options)
+        if found is None:
+            return None
+        try:
+            return (pq.read_schema(pa.BufferReader(found)).metadata or {}).get(_DIGEST, b"").decode()
+        except (pa.ArrowException, OSError):
+            return ""
+
+    def _refuse_other(self, digest: str) -> None:
+        found = self._digest()
+        if found not in (None, digest):
+            raise SetExists(f"{self.folder}: has a training set of another plan; --overwrite replaces it")
+        if found is None and not exists(join(self.folder, SET_NOTES), self._options) and self._has_data():
+            raise SetExists(f"{self.folder}: has data that is no training set; name another folder")
+
+    def _has_data(self) -> bool:
+        fs, path = filesystem(self.folder, self._options)
+        fs.invalidate_cache()
+        return bool(fs.exists(path) and [name for name in fs.ls(path, detail=False) if not _is_hidden(str(name))])
+
+    def _notes(self) -> dict[str, dict[str, Any]]:
+        """Return the notes on shards, by name."""
+        folder = join(self.folder, SET_NOTES)
+        found = {}
+        for name in files_in(folder, self._options, ".json"):
+            try:
+                found[name.removesuffix(".json")] = dict(json.loads(read_bytes(join(folder, name), self._options) or b""))
+            except (ValueError, TypeError):
+                continue
+        return found
+
+    def _sizes(self, jobs: Sequence[ShardJob]) -> dict[str, int]:
+        """Return the sizes of the main files of the shards that exist."""
+        folders = dict.fromkeys(posixpath.dirname(job.uri) for job in jobs)
+        return {
+            join(folder, name): file.size
+            for folder in folders
+            for name, file in files_in(folder, self._options).items()
+        }
+
+    def _finish(
+        self,
+        plan: pa.Table,
+        sources: Sequence[Source],
+        recipe: Recipe,
+        names: set[str],
+        notes: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Remove shards of earlier plans, and write index files, card and plan."""
+        gone = {name: note for name, note in notes.items() if name not in names}
+        about = set_notes(plan, sources, recipe)
+        if self.kind == _TARS:
+            folder = TarFolder(self.folder, self._options)
+            folder.withdraw([f"{name}.tar" for name in gone])
+            folder.finish(about)
+        else:
+            for name, note in gone.items():
+                _remove_output(ShardJob(name, str(note["split"]), self.folder, self.kind, (), *_NOTHING), self._options)
+            for split in recipe.splits:
+                path = join(self.folder, split)
+                if exists(path, self._options):
+                    writer_for(self.kind, path, storage_options=self._options).finish(())
+            publish_bytes(join(self.folder, CARD), plain_card(self.kind, list(recipe.splits), about).encode(), self._options)
+        for name in gone:
+            remove(_note_uri(self.folder, name), self._options)
+        with staged(self._plan_uri, self._options) as file:
+            pq.write_table(plan, file.path, compression="zstd")
+            file.publish()
+
+
+_NONE = np.empty(0, np.int64)
+_NOTHING = (_NONE, _NONE, _NONE, pa.array([], pa.string()), {})
+
+
+def _is_hidden(path: str) -> bool:
+    return path.rstrip("/").rpartition("/")[2].startswith(".")
+
+
+def _note_uri(folder: str, name: str) -> str:
+    return join(folder, SET_NOTES, f"{name}.json")
+
+
+def _remove_output(job: ShardJob, options: StorageOptions | None) -> None:
+    output = format_of(job.kind).output(job.uri)
+    if exists(output, options):
+        fs, path = filesystem(output, options)
+        fs.rm(path, recursive=output != job.uri)
+
+
+def write_shard(job: ShardJob) -> MadeShard:
+    """Make one shard and publish it.
+
+    Raises:
+        ShardError: a source has changed since it was planned.
+    """
+    with readable_store_errors(), located(job.uri):
+        note = _note_uri(job.folder, job.name)
+        tar_uri = job.uri if job.kind == _TARS else f"{job.uri.removesuffix('/')}.tar"
+        with staged(tar_uri, job.options) as file:
+            _copy(job, file.path)
+            stats, idx = _checked(job, file.path)
+            remove(note, job.options)
+            nbytes = stats.bytes
+            if job.kind == _TARS:
+                TarFolder(job.folder, job.options).publish(file.path, idx, stats)
+            else:
+                nbytes = _convert(job, file.path)
+            file.discard()
+        size = nbytes if job.kind == _TARS else _size(job)
+        content = {"digest": job.digest, "split": job.split, "bytes": nbytes, "size": size}
+        publish_bytes(note, json.dumps(content).encode(), job.options)
+        return MadeShard(job.name, len(job.ids), nbytes)
+
+
+def _size(job: ShardJob) -> int | None:
+    folder, name = posixpath.split(job.uri)
+    found = files_in(folder, job.options).get(name)
+    return None if found is None else found.size
+
+
+def _convert(job: ShardJob, tar: str) -> int:
+    """Write the shard in its own format, from the tar; return its bytes."""
+    reader = reader_for(_TARS, tar, materialize=True, max_batch_bytes=DEFAULT_BATCH_BYTES, roots=[])
+    folder = posixpath.dirname(format_of(job.kind).output(job.uri))
+    writer = writer_for(job.kind, folder, roots=[], on_materialize_error="warn", storage_options=job.options)
+    return Conversion(reader, Partition(job.name, (tar,)), writer).run().nbytes
+
+
+def _checked(job: ShardJob, tar: str) -> tuple[TarPartitionStats, bytes]:
+    """Return statistics and index of a tar that was copied.
+
+    Raises:
+        ShardError: its samples are not the planned ones.
+    """
+    name = f"{job.name}.tar"
+    changed = f"{job.uri}: what was copied is not what was planned: a source has changed meanwhile; run it again"
+    starts = job.ends - job.sizes
+    with open(tar, "rb", buffering=0) as file:
+        for start, sample_id in zip(starts.tolist(), job.ids.to_pylist(), strict=True):
+            found = os.pread(file.fileno(), _NAME_BYTES, start)
+            if found.partition(b".")[0].decode(errors="replace") != sample_key(sample_id):
+                raise ShardError(f"{changed} (sample {sample_id!r:.100})")
+        try:
+            stats, idx = measure(file.fileno(), name)
+        except TarDamage as error:
+            raise ShardError(f"{changed} ({error})") from error
+    if idx != tar_idx([*starts.tolist(), int(job.ends[-1])]):
+        raise ShardError(changed)
+    return replace(stats, columns=job.columns, split=job.split), idx
+
+
+def _copy(job: ShardJob, path: str) -> None:
+    """Copy the samples into a new tar, those of one source in the order in which they lie there."""
+    starts = job.ends - job.sizes
+    end = int(job.ends[-1])
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.truncate(target, end + END_BLOCKS)
+        for number, tar in enumerate(job.tars):
+            rows = np.flatnonzero(job.of_tar == number)
+            rows = rows[np.argsort(job.starts[rows], kind="stable")]
+            ranges = list(_joined(job.starts[rows].tolist(), job.sizes[rows].tolist(), starts[rows].tolist()))
+            with located(tar.uri):
+                if is_remote(tar.uri):
+                    _fetch(tar.uri, target, ranges, job.options)
+                else:
+                    _copy_local(local_path(tar.uri), target, ranges)
+    finally:
+        os.close(target)
+
+
+Range = tuple[int, int, int]  # offset in the source, bytes, offset in the new tar
+
+
+def _joined(starts: Sequence[int], sizes: Sequence[int], targets: Sequence[int]) -> Iterator[Range]:
+    """Yield ranges, neighbours on both sides as one."""
+    at, size, to = starts[0], sizes[0], targets[0]
+    for start, length, target in zip(starts[1:], sizes[1:], targets[1:], strict=True):
+        if start == at + size and target == to + size:
+            size += length
+            continue
+        yield at, size, to
+        at, size, to = start, length, target
+    yield at, size, to
+
+
+def _copy_local(path: str, target: int, ranges: Sequence[Range]) -> None:
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for at, size, to in ranges:
+            while size:
+                copied = _copy_some(source, target, size, at, to)
+                if not copied:
+                    raise EOFError(f"it ends {size} bytes before the end of a sample")
+                at, size, to = at + copied, size - copied, to + copied
+    finally:
+        os.close(source)
+
+
+def _copy_some(source: int, target: int, size: int, at: int, to: int) -> int:
+    """Copy some bytes, in the kernel where it can, and return how many."""
+    if hasattr(os, "copy_file_range"):
+        try:
+            return os.copy_file_range(source, target, size, at, to)
+        except OSError:  # between these file systems; a fault of the disk comes again below
+            pass
+    return os.pwrite(target, os.pread(source, min(size, _COPIED_AT_ONCE), at), to)
+
+
+def _fetch(uri: str, target: int, ranges: Sequence[Range], options: StorageOptions | None) -> None:
+    """Copy ranges of a remote tar; several are requested at once, each of some megabytes at most."""
+    fs, path = filesystem(uri, options)
+    parts = [
+        (at + done, min(_LARGEST_RANGE, size - done), to + done)
+        for at, size, to in ranges
+        for done in range(0, size, _LARGEST_RANGE)
+    ]
+
+    def fetch(part: Range) -> None:
+        at, size, to = part
+        data = fs.cat_file(path, start=at, end=at + size)
+        if len(data) != size:
+            raise EOFError(f"the store gave {len(data)} of {size} bytes from byte {at} on")
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(target, view, to)
+            view, to = view[written:], to + written
+
+    with ThreadPoolExecutor(_RANGES_AT_ONCE) as threads:
+        for _ in threads.map(fetch, parts):
+            pass

@@ -1,0 +1,286 @@
+"""Plan of a training set: for each sample the split, the shard and the place in it, before a byte is copied.
+
+* `Recipe`: what the user asks for. `make_plan` applies it to the samples of all sources.
+* A plan is a table with a row per sample (`PLAN_SCHEMA`), shard by shard in the order of the output. What is
+  left out by its weight comes last, with the reason. Equal recipes and samples give equal bytes.
+
+Nothing depends on where samples lie, or on a library's random numbers. The split of a sample is decided by
+xxh3-64 of its id (or of the value that it shares with others), its place by xxh3-64 of its id with the seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from mm_assets.formats.tar.writer import END_BLOCKS
+from mm_assets.model.errors import DUPLICATE_ID, DataError, nearest
+from mm_assets.training_set.sources import Fields, Source
+
+PLAN_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("source_shard", pa.string(), nullable=False),
+        pa.field("source_offset", pa.int64(), nullable=False),
+        pa.field("source_bytes", pa.int64(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("shard", pa.string()),
+        pa.field("offset", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("tokens", pa.int64()),
+        pa.field("weight", pa.float64(), nullable=False),
+        pa.field("repeats", pa.int32(), nullable=False),
+        pa.field("reason", pa.string()),
+    ]
+)
+DEFAULT_SHARD_BYTES = 512 << 20
+LEFT_OUT = "left out by its weight"
+_ORDER = b"order "  # what is hashed for the order differs from what is hashed for the split
+_HASHES = 1 << 64
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training set is to be.
+
+    Args:
+        splits: share of each split by its name. Weights are those of the first; the others have each sample
+            once.
+        seed: of the order; None: samples stay in the order of the sources.
+        shard_bytes: most bytes of a tar, unless a single sample is larger.
+        shards: number of tars in all, instead.
+        weights: of sources by name, 1 for those not named: how often each sample of it is used, on average.
+        fields: values of samples that count.
+    """
+
+    splits: Mapping[str, float] = field(default_factory=lambda: {"train": 1.0})
+    seed: int | None = 0
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    shards: int | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    fields: Fields = Fields()
+
+    def to_json(self) -> str:
+        """Return it as text, for the metadata of a plan."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def make_plan(sources: Sequence[Source], scanned: Mapping[str, pa.Table], recipe: Recipe) -> pa.Table:
+    """Return the plan.
+
+    Args:
+        scanned: the samples of each tar, by its URI (`mm_assets.training_set.sources.scan_tar`).
+
+    Raises:
+        DataError: two samples have one id, a weight names no source, or the scores of a source are all 0.
+    """
+    names = [source.name for source in sources]
+    if unknown := [name for name in recipe.weights if name not in names]:
+        raise DataError(f"weights: there is no source {unknown[0]!r}; {nearest(unknown[0], names)}")
+    tars = [tar for source in sources for tar in source.tars]
+    tables = [scanned[tar.uri] for tar in tars]
+    samples = pa.concat_tables(tables).combine_chunks()
+    counts = [table.num_rows for table in tables]
+    of_tar = np.repeat(np.arange(len(tars)), counts)
+    of_source = np.array([names.index(tar.source) for tar in tars], np.int64)[of_tar]
+    ids = samples.column("sample_id")
+    _refuse_duplicates(ids, [tar.uri for tar in tars], of_tar)
+    splits = list(recipe.splits)
+    order = _order(ids, recipe.seed)
+    split = _splits(samples, recipe)
+    weight, repeats = _repeats(samples.column("score"), of_source, split, order, sources, recipe)
+    nbytes = samples.column("bytes").to_numpy()
+    shard = np.full(len(samples), -1, np.int64)
+    for number, amount in enumerate(_shard_counts(split, repeats, nbytes, recipe)):
+        rows = order[(split[order] == number) & (repeats[order] > 0)]
+        shard[rows] = _shards(nbytes[rows], amount, is_ordered=recipe.seed is None)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    rows = np.lexsort((rank, shard, split, shard < 0))
+    shard, split, nbytes, of_tar = shard[rows], split[rows], nbytes[rows], of_tar[rows]
+    is_left_out = shard < 0
+    found = samples.take(pa.array(rows))
+    columns = {
+        "sample_id": found.column("sample_id"),
+        "source": _taken(names, of_source[rows]),
+        "source_shard": _taken([tar.name for tar in tars], of_tar),
+        "source_offset": found.column("offset"),
+        "source_bytes": nbytes,
+        "split": _taken(splits, split),
+        "shard": _shard_names(splits, split, shard),
+        "offset": pa.array(_offsets(split, shard, nbytes), mask=is_left_out),
+        "bytes": pa.array(nbytes, mask=is_left_out),
+        "tokens": found.column("tokens"),
+        "weight": weight[rows],
+        "repeats": pa.array(repeats[rows], pa.int32()),
+        "reason": pa.array(np.where(is_left_out, LEFT_OUT, ""), pa.string(), mask=~is_left_out),
+    }
+    return pa.table([columns[name] for name in PLAN_SCHEMA.names], PLAN_SCHEMA)
+
+
+def _refuse_duplicates(ids: pa.ChunkedArray, uris: Sequence[str], of_tar: Ints) -> None:
+    if pc.count_distinct(ids).as_py() == len(ids):
+        return
+    counts = pc.value_counts(ids)
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    rows = pc.indices_nonzero(pc.equal(ids, repeated[0])).to_pylist()
+    places = " and ".join(dict.fromkeys(uris[of_tar[row]] for row in rows))
+    more = f" (and {len(repeated) - 1} more ids)" if len(repeated) > 1 else ""
+    raise DataError(
+        f"{places}: {DUPLICATE_ID}: sample id {repeated[0].as_py()!r:.200} occurs {len(rows)} times{more}; "
+        "ids are unique in a training set: convert a source with --sample-id-prefix shard"
+    )
+
+
+def _order(ids: pa.ChunkedArray, seed: int | None) -> Ints:
+    """Return the rows in the order in which they are used."""
+    if seed is None:
+        return np.arange(len(ids))
+    head = _ORDER + str(seed).encode() + b" "
+    # A stable sort: ids that share a hash stay in the order of the sources.
+    return np.argsort(_hashes(head, ids), kind="stable")
+
+
+def _hashes(head: bytes, values: pa.ChunkedArray) -> Hashes:
+    digest = xxhash.xxh3_64_intdigest
+    hashes = (digest(head + value.encode()) for value in values.to_pylist())
+    return np.fromiter(hashes, np.uint64, len(values))
+
+
+def _splits(samples: pa.Table, recipe: Recipe) -> Ints:
+    """Return the number of each sample's split."""
+    hashes = _hashes(b"", pc.coalesce(samples.column("split_value"), samples.column("sample_id")))
+    ends = np.cumsum([share for share in recipe.splits.values()])[:-1]
+    bounds = np.array([min(int(end * _HASHES), _HASHES - 1) for end in ends], np.uint64)
+    return np.searchsorted(bounds, hashes, side="right").astype(np.int64)
+
+
+def _repeats(
+    scores: pa.ChunkedArray,
+    of_source: Ints,
+    split: Ints,
+    order: Ints,
+    sources: Sequence[Source],
+    recipe: Recipe,
+) -> tuple[Floats, Ints]:
+    """Return weight and repeats of each sample: the repeats of a source add up to its weight times its samples.
+
+    A score moves weight among the samples of its source. A sample without one has the source's mean.
+    """
+    weight = np.ones(len(split))
+    repeats = np.ones(len(split), np.int64)
+    found = scores.to_numpy(zero_copy_only=False)
+    for number, source in enumerate(sources):
+        rows = order[(of_source[order] == number) & (split[order] == 0)]
+        mine = found[rows]
+        mean = np.nanmean(mine) if recipe.fields.weight_by and not np.isnan(mine).all() else 1.0
+        if mean == 0:
+            raise DataError(f"{source.name}: {recipe.fields.weight_by} of all its samples is 0, which is no weight")
+        weight[rows] = recipe.weights.get(source.name, 1.0) * np.where(np.isnan(mine), mean, mine) / mean
+        repeats[rows] = _largest_remainder(weight[rows])
+    if repeats.max(initial=0) > np.iinfo(np.int32).max:
+        raise DataError(f"weights: a sample would be used {repeats.max()} times")
+    return weight, repeats
+
+
+def _largest_remainder(shares: Floats) -> Ints:
+    """Return whole numbers that add up to the rounded sum of the shares, each next to its share.
+
+    Of equal remainders the first ones are rounded up.
+    """
+    whole = np.floor(shares).astype(np.int64)
+    missing = math.floor(math.fsum(shares) + 0.5) - int(whole.sum())
+    up = np.argsort(whole - shares, kind="stable")[: max(missing, 0)]
+    whole[up] += 1
+    return whole
+
+
+def _shard_counts(split: Ints, repeats: Ints, nbytes: Ints, recipe: Recipe) -> list[int]:
+    """Return the number of shards of each split: none for a split without samples."""
+    used = repeats > 0
+    totals = np.bincount(split[used], nbytes[used], len(recipe.splits))
+    samples = np.bincount(split[used], minlength=len(recipe.splits))
+    if recipe.shards is None:
+        wanted = np.ceil(totals / max(recipe.shard_bytes - END_BLOCKS, 1)).astype(np.int64)
+    else:
+        wanted = _largest_remainder(totals / max(totals.sum(), 1) * recipe.shards)
+    return np.minimum(np.maximum(wanted, 1), samples).tolist()
+
+
+def _shards(nbytes: Ints, shards: int, is_ordered: bool) -> Ints:
+    """Return the shard of each sample, so that shards are equal in bytes.
+
+    Of ordered samples each shard has a stretch. Else the largest sample that is left goes to the smallest
+    shard: then shards differ by less than the smallest samples have.
+    """
+    if is_ordered:
+        middles = np.cumsum(nbytes) - nbytes / 2
+        stretches = np.minimum((middles / max(nbytes.sum(), 1) * shards).astype(np.int64), shards - 1)
+        return np.unique(stretches, return_inverse=True)[1].astype(np.int64)  # one may have got none
+    found = np.empty(len(nbytes), np.int64)
+    sizes = [(0, shard) for shard in range(shards)]
+    for row in np.argsort(-nbytes, kind="stable").tolist():
+        size, shard = sizes[0]
+        found[row] = shard
+        heapq.heapreplace(sizes, (size + int(nbytes[row]), shard))
+    return found
+
+
+def _offsets(split: Ints, shard: Ints, nbytes: Ints) -> Ints:
+    """Return the byte offset of each sample in its shard; the rows are in order."""
+    ends = np.cumsum(nbytes)
+    starts = ends - nbytes
+    is_first = np.ones(len(shard), bool)
+    is_first[1:] = (shard[1:] != shard[:-1]) | (split[1:] != split[:-1])
+    first = np.flatnonzero(is_first)
+    return starts - np.repeat(starts[first], np.diff([*first, len(shard)]))
+
+
+def _taken(values: Sequence[str], rows: Ints) -> pa.Array:
+    return pa.array(values, pa.string()).take(pa.array(rows))
+
+
+def shard_name(split: str, number: int) -> str:
+    """Return the name of a shard, without suffix."""
+    return f"{split}-{number:06d}"
+
+
+def _shard_names(splits: Sequence[str], split: Ints, shard: Ints) -> pa.Array:
+    pairs, places = np.unique(np.stack([split, shard]), axis=1, return_inverse=True)
+    names = [None if number < 0 else shard_name(splits[of], number) for of, number in pairs.T.tolist()]
+    return pa.array(names, pa.string()).take(pa.array(places.ravel()))
+
+
+def totals(plan: pa.Table, by: str) -> list[dict[str, Any]]:
+    """Return for each split or source: samples, those used, uses with repeats, bytes and tokens."""
+    is_used = pc.greater(plan.column("repeats"), 0)
+    used_bytes = pc.if_else(is_used, plan.column("source_bytes"), 0)
+    uses = pc.cast(plan.column("repeats"), pa.int64())
+    table = pa.table(
+        {
+            by: plan.column(by),
+            "samples": pa.array(np.ones(plan.num_rows, np.int64)),
+            "used": pc.cast(is_used, pa.int64()),
+            "uses": uses,
+            "bytes": used_bytes,
+            "tokens": pc.multiply(plan.column("tokens"), uses),
+        }
+    )
+    names = ("samples", "used", "uses", "bytes", "tokens")
+    found = table.group_by(by, use_threads=False).aggregate([(name, "sum") for name in names])
+    return [{by: row[by], **{name: row[f"{name}_sum"] for name in names}} for row in found.to_pylist()]
