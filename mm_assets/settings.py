@@ -172,7 +172,9 @@ def split_shares(text: str) -> tuple[tuple[str, float], ...]:
     for part in names(text):
         name, _, share = (each.strip() for each in part.partition("="))
         if not _SPLIT.fullmatch(name) or name in found:
-            raise ValueError(f"must be splits of different names, such as train=0.98,validation=0.02, not {text!r}")
+            raise ValueError(
+                f"must be splits of different names, such as train=0.98,validation=0.02, not {text!r}"
+            )
         found[name] = number(float, 1)(share)
     if not found or abs(math.fsum(found.values()) - 1) > 1e-9 or 0 in found.values():
         raise ValueError(f"must be shares above 0 that are 1 together, not {text!r}")

@@ -37,6 +37,7 @@ from mm_assets.accounting.canonical.tar import (
     is_native_json_lines,
     is_native_tar,
     jsonl_parts,
+    mds_parts,
     tar_files,
     tar_offsets,
     tar_parts,
@@ -213,12 +214,20 @@ ACCOUNTED_WEBDATASET = AccountedFormat(
 )
 
 
+def _mds_parts(source: CanonicalLocation) -> Iterator[RowPart]:
+    return mds_parts(str(source.uri), source.options)
+
+
+ACCOUNTED_MDS = AccountedFormat(library="struct, json.loads", parts=_mds_parts)
+
+
 ACCOUNTED: Mapping[str, AccountedFormat] = {
     "parquet": ACCOUNTED_PARQUET,
     "webdataset": ACCOUNTED_WEBDATASET,
     "lance": ACCOUNTED_LANCE,
     "arrow_cache": ACCOUNTED_ARROW_CACHE,
     "jsonl": ACCOUNTED_JSONL,
+    "mds": ACCOUNTED_MDS,
 }
 
 

@@ -17,7 +17,7 @@ from mm_assets.cli.arguments import (
     parsed,
     refuse_inapplicable_flags,
 )
-from mm_assets.formats.names import TITLES, format_of
+from mm_assets.formats.names import TITLES
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings, split_shares
@@ -34,15 +34,21 @@ _KINDS = ("webdataset", "mds", "parquet", "arrow_cache")
 
 def reshard_arguments(commands: Any) -> None:
     """Declare the command and its options."""
-    parser = commands.add_parser("reshard", help="make the set to train from: shuffled, split, in equal shards")
+    parser = commands.add_parser(
+        "reshard", help="make the set to train from: shuffled, split, in equal shards"
+    )
     parser.add_argument(
         "sources", metavar="SRC", nargs="+", type=location, help=f"file, folder, glob or URL of {TITLES} data"
     )
     parser.add_argument("dst", metavar="DST", type=location, help="folder or URL for the set")
     parser.add_argument("--to", default="webdataset", choices=_KINDS, help="format of the shards")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--shard-size", type=parsed(parse_bytes), metavar="BYTES", help="most bytes of a shard (512MiB)")
-    size.add_argument("--shards", type=number_of("a number of shards", 1, 7), metavar="N", help="number of shards")
+    size.add_argument(
+        "--shard-size", type=parsed(parse_bytes), metavar="BYTES", help="most bytes of a shard (512MiB)"
+    )
+    size.add_argument(
+        "--shards", type=number_of("a number of shards", 1, 7), metavar="N", help="number of shards"
+    )
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--seed", type=number_of("a seed", 0, 18), default=0, help="of the order (default: 0)")
     order.add_argument("--no-shuffle", action="store_true", help="keep the order of the sources")
@@ -68,9 +74,16 @@ def reshard_arguments(commands: Any) -> None:
     parser.add_argument(
         "--weight-by", metavar="COLUMN", help="column or score by which samples of a source share its weight"
     )
-    parser.add_argument("--tokens", metavar="COLUMN", help="column or score with the number of tokens of a sample")
+    parser.add_argument(
+        "--tokens", metavar="COLUMN", help="column or score with the number of tokens of a sample"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a set of another plan")
-    parser.add_argument("--dry-run", action="store_true", help="tell what would be written, and write nothing")
+    parser.add_argument(
+        "--prove", action="store_true", help="read sources and set again, and prove that nothing is missing"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tell what would be written, and write nothing"
+    )
     workers = number_of("a number of processes", 0, 9)
     parser.add_argument("--workers", type=workers, default=0, help="worker processes (default: one per core)")
     add_layout_flags(parser)
@@ -84,6 +97,7 @@ def run_reshard(options: argparse.Namespace) -> int:
     from mm_assets.storage.files import absolute, no_empty_folders
     from mm_assets.storage.temporary import TemporaryFolder
     from mm_assets.training_set.build import TrainingSet
+    from mm_assets.training_set.proof import prove
     from mm_assets.training_set.sources import short_names
 
     started = time.monotonic()
@@ -105,12 +119,19 @@ def run_reshard(options: argparse.Namespace) -> int:
                 _print_splits(made.plan(sources, recipe, pool))
                 return 0
             report = made.make(sources, recipe, pool, options.overwrite)
+            proof = prove(made, report.plan, sources, pool) if options.prove and not report.failures else None
     finally:
         converted.remove()
     _print_report(options.dst, report, time.monotonic() - started)
-    for line in report.failures:
-        fail(" ".join(line.split()))
-    return 1 if report.failures else 0
+    lines = [" ".join(line.split()) for line in report.failures]
+    if proof is not None:
+        left_out = f", {proof.left_out} left out by their weight" if proof.left_out else ""
+        verdict = "differs from the sources" if proof.differences else "proven equal to the sources"
+        print(f"  {verdict}: {counted(proof.samples, 'sample')}{left_out}, digest {proof.digest}")
+        lines = [f"difference: {line}" for line in proof.differences]
+    for line in lines:
+        fail(line)
+    return 1 if lines else 0
 
 
 def _recipe(options: argparse.Namespace, names_of: Mapping[str, str]) -> Recipe:
@@ -198,12 +219,15 @@ def _print_splits(plan: Any) -> None:
     from mm_assets.training_set.plan import totals
 
     for of in totals(plan, "split"):
-        mine = plan.filter(pc.and_(pc.equal(plan.column("split"), of["split"]), pc.is_valid(plan.column("shard"))))
+        mine = plan.filter(
+            pc.and_(pc.equal(plan.column("split"), of["split"]), pc.is_valid(plan.column("shard")))
+        )
         sizes = mine.group_by("shard").aggregate([("bytes", "sum")]).column("bytes_sum").to_pylist()
         spread = (max(sizes) - min(sizes)) / max(sizes) if sizes else 0.0
         left_out = of["samples"] - of["used"]
         parts = [
-            f"{of['split']}: {counted(len(sizes), 'shard')}, {counted(of['used'], 'sample')}, {of['bytes'] / 1e6:.1f} MB",
+            f"{of['split']}: {counted(len(sizes), 'shard')}, {counted(of['used'], 'sample')}",
+            f"{of['bytes'] / 1e6:.1f} MB",
             f"shards differ by {spread:.2%}",
             *([f"{of['uses']} uses"] if of["uses"] != of["used"] else []),
             *([f"{of['tokens']} tokens"] if of["tokens"] is not None else []),

@@ -257,6 +257,15 @@ FORMAT_TABLE = (
         gives_way=True,
         raw_options=(*DOCUMENT_OPTIONS, *MEMBER_OPTIONS),
     ),
+    Format(
+        name="mds",
+        title="MDS",
+        reader="mm_assets.formats.mds:InterleavedMdsReader",
+        writer="mm_assets.formats.mds:InterleavedMdsWriter",
+        suffixes=(".mds",),
+        written=".mds",
+        shown=".mds",
+    ),
 )
 FORMATS = tuple(entry.name for entry in FORMAT_TABLE)
 _BY_NAME = {entry.name: entry for entry in FORMAT_TABLE}

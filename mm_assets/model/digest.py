@@ -49,6 +49,13 @@ class ContentDigest:
         result._total = (self._total + other._total) % _MODULUS
         return result
 
+    @classmethod
+    def of(cls, hexdigest: str) -> ContentDigest:
+        """Return the digest with this `hexdigest`."""
+        result = cls()
+        result._total = int(hexdigest, 16)
+        return result
+
     def hexdigest(self) -> str:
         return f"{self._total:032x}"
 

@@ -57,6 +57,10 @@ class WorkerFailure:
     def __str__(self) -> str:
         return self.message
 
+    def at(self, place: str) -> str:
+        """Return the message with the place of the job, unless it names that."""
+        return self.message if place in self.message else f"{place}: {self.message}"
+
 
 def failure_of(error: BaseException) -> WorkerFailure:
     """Return the failure of a job that raised an exception."""

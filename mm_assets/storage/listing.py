@@ -18,7 +18,9 @@ from fsspec.utils import glob_translate
 
 from mm_assets.formats.names import (
     PACKED_TAR_SUFFIXES,
+    PLAN_FILE,
     RAW_SUFFIXES,
+    SET_NOTES,
     TABLE_SUFFIXES,
     TAR_SUFFIXES,
     format_by_suffix,
@@ -37,9 +39,10 @@ LEDGER_BESIDE = "_ledger"
 class LocalTree:
     """All ``files`` and ``folders`` below a local folder.
 
-    Hidden ones, each `is_metadata_folder` and the contents of Lance tables are left out. Links to folders are
-    followed after all other folders, and no folder is searched twice. ``passed_over`` has a line for each
-    link that is not followed because it leads to a parent folder, and for each folder that cannot be listed.
+    Hidden ones, each `is_metadata_folder`, plans of training sets and the contents of Lance tables are left
+    out. Links to folders are followed after all other folders, and no folder is searched twice.
+    ``passed_over`` has a line for each link that is not followed because it leads to a parent folder, and for
+    each folder that cannot be listed.
 
     Raises:
         OSError: the folder itself cannot be listed.
@@ -67,10 +70,12 @@ class LocalTree:
         self.folders.sort()
 
     def _list(self, path: str, real: str) -> None:
-        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        plan = {PLAN_FILE} if any(entry.name == SET_NOTES for entry in entries) else set()
+        for entry in entries:
             is_link = entry.is_symlink()
             if not (os.path.isdir(entry.path) if is_link else entry.is_dir()):
-                if not entry.name.startswith("."):
+                if not entry.name.startswith(".") and entry.name not in plan:
                     self.files.append(entry.path)
             elif not is_metadata_folder(entry.name):
                 self.folders.append(entry.path)
@@ -172,6 +177,7 @@ def names_in(folder: str, options: StorageOptions | None = None) -> list[str]:
     fs, path = filesystem(folder, options)
     names: list[str] = []
     for _, folders, files in fs.walk(path):
+        files = [name for name in files if name != PLAN_FILE or SET_NOTES not in folders]
         names += [*files, *(name for name in folders if name.endswith(TABLE_SUFFIXES))]
         for name in [name for name in folders if name.endswith(TABLE_SUFFIXES) or is_metadata_folder(name)]:
             folders.pop(name) if isinstance(folders, dict) else folders.remove(name)
@@ -276,7 +282,13 @@ def _existing(item: str, suffixes: tuple[str, ...], options: StorageOptions | No
     if fs.isfile(path):
         return _one_file(item, suffixes).require()
     if fs.isdir(path):
-        names = [name for name in fs.find(path) if not _is_hidden(name, path)]
+        stored = fs.find(path)
+        plans = {
+            f"{name.partition(f'/{SET_NOTES}/')[0]}/{PLAN_FILE}"
+            for name in stored
+            if f"/{SET_NOTES}/" in name
+        }
+        names = [name for name in stored if not _is_hidden(name, path) and name not in plans]
         names = [_address(fs, name) for name in names]
         lists = (_chosen(names, suffixes), _unread(item, names, suffixes), _convertible(names, suffixes))
         return Expansion(*lists).require(nothing)

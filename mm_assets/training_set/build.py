@@ -1,9 +1,9 @@
 """Making of a training set by its plan: byte ranges of samples are copied into new tars, no image is touched.
 
-* `TrainingSet`: the set in a folder; `make` brings it to a plan. Finished shards of the same samples stay, so
-  that a run that was ended goes on. The file of the plan appears last: without it, a set is not complete.
-* `ShardJob`, `write_shard`: one shard, in any process. Other formats are written from such a tar, by their own
-  writers.
+* `TrainingSet`: the set in a folder; `make` brings it to a plan. Finished shards of the same samples stay,
+  so that a run that was ended goes on. The plan's file appears last: without it, a set is not complete.
+* `ShardJob`, `write_shard`: one shard, in any process. Other formats are written from such a tar, by their
+  own writers.
 
 Beside the shards are notes on what each was made of (``.training/<shard>.json``), and the card.
 """
@@ -15,7 +15,7 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,6 @@ from mm_assets.model.errors import DataError, MmAssetsError, ShardError
 from mm_assets.pool.workers import JobPool, WorkerFailure
 from mm_assets.storage.errors import located, readable_store_errors
 from mm_assets.storage.files import (
-    StagedFile,
     StorageOptions,
     exists,
     filesystem,
@@ -51,7 +50,7 @@ from mm_assets.storage.files import (
 )
 from mm_assets.storage.stamps import files_in
 from mm_assets.terminal import Progress
-from mm_assets.training_set.card import set_notes, plain_card
+from mm_assets.training_set.card import plain_card, set_notes
 from mm_assets.training_set.plan import Recipe, make_plan
 from mm_assets.training_set.sources import Scan, Source, SourceTar, scan_tar
 
@@ -108,9 +107,8 @@ class ShardJob:
 
     @property
     def uri(self) -> str:
-        """The main file of the shard. Tars are in the folder, other formats have a folder for each split."""
-        folder = self.folder if self.kind == _TARS else join(self.folder, self.split)
-        return format_of(self.kind).uri(folder, self.name)
+        """The main file of the shard."""
+        return TrainingSet(self.folder, self.kind).uri(self.name, self.split)
 
     @property
     def ends(self) -> Ints:
@@ -159,7 +157,7 @@ class TrainingSet:
     def __init__(self, folder: str, kind: str = _TARS, options: StorageOptions | None = None) -> None:
         self.folder = folder.rstrip("/") or "/"
         self.kind = kind
-        self._options = options
+        self.options = options
 
     def plan(self, sources: Sequence[Source], recipe: Recipe, pool: JobPool) -> pa.Table:
         """Return the plan by which the samples of the sources are laid out; the pool reads the sources.
@@ -168,10 +166,10 @@ class TrainingSet:
             DataError: a source cannot be read, or the recipe does not fit it.
         """
         scanned: dict[str, pa.Table] = {}
-        jobs = [Scan(tar, recipe.fields, self._options) for source in sources for tar in source.tars]
+        jobs = [Scan(tar, recipe.fields, self.options) for source in sources for tar in source.tars]
         for job, found in pool.map(scan_tar, jobs):
             if isinstance(found, WorkerFailure):
-                raise DataError(found.message if job.tar.uri in found.message else f"{job.tar.uri}: {found.message}")
+                raise DataError(found.at(job.tar.uri))
             scanned[job.tar.uri] = found
         return make_plan(sources, scanned, recipe)
 
@@ -186,13 +184,15 @@ class TrainingSet:
         """
         plan = self.plan(sources, recipe, pool)
         jobs = self._jobs(plan, sources)
-        digest = xxhash.xxh3_128_hexdigest("\n".join([*(job.digest for job in jobs), recipe.to_json()]).encode())
+        digest = xxhash.xxh3_128_hexdigest(
+            "\n".join([*(job.digest for job in jobs), recipe.to_json()]).encode()
+        )
         plan = plan.replace_schema_metadata({_RECIPE: recipe.to_json(), _DIGEST: digest})
         with readable_store_errors(), located(self.folder):
             if not overwrite:
                 self._refuse_other(digest)
             elif self._digest() != digest:
-                remove(self._plan_uri, self._options)
+                remove(self._plan_uri, self.options)
             notes = self._notes()
         made: list[MadeShard] = []
         failures: list[str] = []
@@ -206,7 +206,7 @@ class TrainingSet:
         with Progress(len(todo)) as progress:
             for job, result in pool.map(write_shard, todo):
                 if isinstance(result, WorkerFailure):
-                    failures.append(result.message if job.uri in result.message else f"{job.uri}: {result.message}")
+                    failures.append(result.at(job.uri))
                     progress.add(0, 0)
                 else:
                     made.append(result)
@@ -216,6 +216,16 @@ class TrainingSet:
             with readable_store_errors(), located(self.folder):
                 self._finish(plan, sources, recipe, {job.name for job in jobs}, notes)
         return MadeSet(plan, tuple(made), tuple(failures))
+
+    def uris(self, plan: pa.Table) -> list[str]:
+        """Return the main files of the shards, in the order of the plan."""
+        used = plan.slice(0, plan.num_rows - plan.column("shard").null_count)
+        pairs = zip(used.column("shard").to_pylist(), used.column("split").to_pylist(), strict=True)
+        return [self.uri(name, split) for name, split in dict.fromkeys(pairs)]
+
+    def uri(self, name: str, split: str) -> str:
+        """Return the main file of a shard. Tars are in the folder, other formats have one for each split."""
+        return format_of(self.kind).uri(self.folder if self.kind == _TARS else join(self.folder, split), name)
 
     @property
     def _plan_uri(self) -> str:
@@ -249,14 +259,14 @@ class TrainingSet:
                 sizes[start:end],
                 ids[start:end],
                 columns,
-                options=self._options,
+                options=self.options,
             )
             jobs.append(job.with_digest())
         return jobs
 
     def _digest(self) -> str | None:
         """Return the digest of the plan that the folder has; None without one."""
-        found = read_bytes(self._plan_uri, self._options)
+        found = read_bytes(self._plan_uri, self.options)
         if found is None:
             return None
         try:
@@ -268,21 +278,25 @@ class TrainingSet:
         found = self._digest()
         if found not in (None, digest):
             raise SetExists(f"{self.folder}: has a training set of another plan; --overwrite replaces it")
-        if found is None and not exists(join(self.folder, SET_NOTES), self._options) and self._has_data():
+        if found is None and not exists(join(self.folder, SET_NOTES), self.options) and self._has_data():
             raise SetExists(f"{self.folder}: has data that is no training set; name another folder")
 
     def _has_data(self) -> bool:
-        fs, path = filesystem(self.folder, self._options)
+        fs, path = filesystem(self.folder, self.options)
         fs.invalidate_cache()
-        return bool(fs.exists(path) and [name for name in fs.ls(path, detail=False) if not _is_hidden(str(name))])
+        return bool(
+            fs.exists(path) and [name for name in fs.ls(path, detail=False) if not _is_hidden(str(name))]
+        )
 
     def _notes(self) -> dict[str, dict[str, Any]]:
         """Return the notes on shards, by name."""
         folder = join(self.folder, SET_NOTES)
         found = {}
-        for name in files_in(folder, self._options, ".json"):
+        for name in files_in(folder, self.options, ".json"):
             try:
-                found[name.removesuffix(".json")] = dict(json.loads(read_bytes(join(folder, name), self._options) or b""))
+                found[name.removesuffix(".json")] = dict(
+                    json.loads(read_bytes(join(folder, name), self.options) or b"")
+                )
             except (ValueError, TypeError):
                 continue
         return found
@@ -293,8 +307,22 @@ class TrainingSet:
         return {
             join(folder, name): file.size
             for folder in folders
-            for name, file in files_in(folder, self._options).items()
+            for name, file in files_in(folder, self.options).items()
         }
+
+    def _remove(self, uri: str) -> None:
+        """Remove a shard."""
+        output = format_of(self.kind).output(uri)
+        fs, path = filesystem(output, self.options)
+        if fs.exists(path):
+            fs.rm(path, recursive=output != uri)
+
+    def _remove_split(self, split: str) -> None:
+        """Remove the index of a split without shards, and its folder."""
+        remove(join(self.folder, split, "index.json"), self.options)
+        if not is_remote(self.folder):
+            with suppress(OSError):  # it is not there, or holds files of the user
+                os.rmdir(join(local_path(self.folder), split))
 
     def _finish(
         self,
@@ -308,26 +336,28 @@ class TrainingSet:
         gone = {name: note for name, note in notes.items() if name not in names}
         about = set_notes(plan, sources, recipe)
         if self.kind == _TARS:
-            folder = TarFolder(self.folder, self._options)
+            folder = TarFolder(self.folder, self.options)
             folder.withdraw([f"{name}.tar" for name in gone])
             folder.finish(about)
         else:
             for name, note in gone.items():
-                _remove_output(ShardJob(name, str(note["split"]), self.folder, self.kind, (), *_NOTHING), self._options)
+                self._remove(self.uri(name, str(note["split"])))
+            for split in {str(note["split"]) for note in gone.values()}.difference(recipe.splits):
+                self._remove_split(split)
             for split in recipe.splits:
                 path = join(self.folder, split)
-                if exists(path, self._options):
-                    writer_for(self.kind, path, storage_options=self._options).finish(())
-            publish_bytes(join(self.folder, CARD), plain_card(self.kind, list(recipe.splits), about).encode(), self._options)
+                if exists(path, self.options):
+                    writer_for(self.kind, path, storage_options=self.options).finish(())
+            publish_bytes(
+                join(self.folder, CARD),
+                plain_card(self.kind, list(recipe.splits), about).encode(),
+                self.options,
+            )
         for name in gone:
-            remove(_note_uri(self.folder, name), self._options)
-        with staged(self._plan_uri, self._options) as file:
+            remove(_note_uri(self.folder, name), self.options)
+        with staged(self._plan_uri, self.options) as file:
             pq.write_table(plan, file.path, compression="zstd")
             file.publish()
-
-
-_NONE = np.empty(0, np.int64)
-_NOTHING = (_NONE, _NONE, _NONE, pa.array([], pa.string()), {})
 
 
 def _is_hidden(path: str) -> bool:
@@ -336,13 +366,6 @@ def _is_hidden(path: str) -> bool:
 
 def _note_uri(folder: str, name: str) -> str:
     return join(folder, SET_NOTES, f"{name}.json")
-
-
-def _remove_output(job: ShardJob, options: StorageOptions | None) -> None:
-    output = format_of(job.kind).output(job.uri)
-    if exists(output, options):
-        fs, path = filesystem(output, options)
-        fs.rm(path, recursive=output != job.uri)
 
 
 def write_shard(job: ShardJob) -> MadeShard:
@@ -391,7 +414,9 @@ def _checked(job: ShardJob, tar: str) -> tuple[TarPartitionStats, bytes]:
         ShardError: its samples are not the planned ones.
     """
     name = f"{job.name}.tar"
-    changed = f"{job.uri}: what was copied is not what was planned: a source has changed meanwhile; run it again"
+    changed = (
+        f"{job.uri}: what was copied is not what was planned: a source has changed meanwhile; run it again"
+    )
     starts = job.ends - job.sizes
     with open(tar, "rb", buffering=0) as file:
         for start, sample_id in zip(starts.tolist(), job.ids.to_pylist(), strict=True):

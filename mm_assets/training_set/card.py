@@ -18,8 +18,9 @@ _CHAPTERS = """
 | Split | Shards | Samples | Uses | Bytes | Tokens |
 |---|---:|---:|---:|---:|---:|
 {splits}
-Each split is decided by {decided}, {order}. *Uses* counts a sample as often as its `repeats` in `{plan}` say: a
-loader repeats it, the shards have it once. Tokens are those of all uses.
+The split is decided by {decided}, {order}. *Uses* counts a sample as often
+as its `repeats` in `{plan}` say: a loader repeats it, the shards have it once. Tokens are those of all uses;
+bytes are those of tars.
 
 ## Sources
 
@@ -55,14 +56,18 @@ def set_notes(plan: pa.Table, sources: Sequence[Source], recipe: Recipe) -> SetN
         )
     by = recipe.fields.split_by
     decided = "a hash of the sample's id" if by is None else f"a hash of `{by}`"
-    order = "the order is that of the sources" if recipe.seed is None else f"the order by the seed {recipe.seed}"
+    order = (
+        "the order is that of the sources" if recipe.seed is None else f"the order by the seed {recipe.seed}"
+    )
     licences = tuple(dict.fromkeys(text for source in sources for text in source.licences))
     chapters = _CHAPTERS.format(splits=splits, sources=rows, decided=decided, order=order, plan=PLAN_FILE)
     return SetNotes(licences, chapters)
 
 
 def _row(*cells: Any) -> str:
-    shown = ("–" if cell is None else f"{cell:,}" if isinstance(cell, int) else _plain(cell) for cell in cells)
+    shown = (
+        "–" if cell is None else f"{cell:,}" if isinstance(cell, int) else _plain(cell) for cell in cells
+    )
     return f"| {' | '.join(shown)} |\n"
 
 
@@ -72,7 +77,8 @@ def _plain(text: str) -> str:
 
 
 def plain_card(kind: str, splits: Sequence[str], notes: SetNotes) -> str:
-    """Return ``README.md`` for shards of a format that has no card of its own; each split is in its folder."""
+    """Return ``README.md`` for shards of a format without a card of its own; each split is in its folder."""
     paths = split_paths({name: f"{name}/*" for name in splits})
     head = f"---\nconfigs:\n- config_name: default\n  data_files:\n{paths}{notes.matter()}---\n"
-    return f"{head}\n# Interleaved image-text samples\n\n{format_of(kind).title} files of whole samples.\n{notes.chapters}"
+    title = "# Interleaved image-text samples"
+    return f"{head}\n{title}\n\n{format_of(kind).title} files of whole samples.\n{notes.chapters}"

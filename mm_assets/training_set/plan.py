@@ -73,7 +73,7 @@ class Recipe:
     shard_bytes: int = DEFAULT_SHARD_BYTES
     shards: int | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
-    fields: Fields = Fields()
+    fields: Fields = field(default_factory=Fields)
 
     def to_json(self) -> str:
         """Return it as text, for the metadata of a plan."""
@@ -165,7 +165,7 @@ def _hashes(head: bytes, values: pa.ChunkedArray) -> Hashes:
 def _splits(samples: pa.Table, recipe: Recipe) -> Ints:
     """Return the number of each sample's split."""
     hashes = _hashes(b"", pc.coalesce(samples.column("split_value"), samples.column("sample_id")))
-    ends = np.cumsum([share for share in recipe.splits.values()])[:-1]
+    ends = np.cumsum(list(recipe.splits.values()))[:-1]
     bounds = np.array([min(int(end * _HASHES), _HASHES - 1) for end in ends], np.uint64)
     return np.searchsorted(bounds, hashes, side="right").astype(np.int64)
 
@@ -178,9 +178,10 @@ def _repeats(
     sources: Sequence[Source],
     recipe: Recipe,
 ) -> tuple[Floats, Ints]:
-    """Return weight and repeats of each sample: the repeats of a source add up to its weight times its samples.
+    """Return weight and repeats of each sample.
 
-    A score moves weight among the samples of its source. A sample without one has the source's mean.
+    The repeats of a source add up to its weight times its samples. A score moves weight among the samples of
+    its source. A sample without one has the source's mean.
     """
     weight = np.ones(len(split))
     repeats = np.ones(len(split), np.int64)
@@ -190,7 +191,9 @@ def _repeats(
         mine = found[rows]
         mean = np.nanmean(mine) if recipe.fields.weight_by and not np.isnan(mine).all() else 1.0
         if mean == 0:
-            raise DataError(f"{source.name}: {recipe.fields.weight_by} of all its samples is 0, which is no weight")
+            raise DataError(
+                f"{source.name}: {recipe.fields.weight_by} of all its samples is 0, which is no weight"
+            )
         weight[rows] = recipe.weights.get(source.name, 1.0) * np.where(np.isnan(mine), mean, mine) / mean
         repeats[rows] = _largest_remainder(weight[rows])
     if repeats.max(initial=0) > np.iinfo(np.int32).max:

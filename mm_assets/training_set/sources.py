@@ -20,20 +20,22 @@ import pyarrow as pa
 
 from mm_assets.formats.names import TAR_SUFFIXES, sample_key
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
-from mm_assets.formats.partitions import ref_path
-from mm_assets.formats.tar.index import Member, TarDamage
+from mm_assets.formats.partitions import common_root, ref_path
+from mm_assets.formats.tar.index import Member
 from mm_assets.formats.tar.scan import read_member, scan
 from mm_assets.formats.tar.spool import open_tar
 from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx
 from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, ROW_EXTRA, SAMPLE_ID
 from mm_assets.formats.webdataset.writer import CARD, TarFolder
 from mm_assets.model.errors import DataError, ShardError
-from mm_assets.storage.files import StorageOptions, is_remote, join, local_path, read_bytes
+from mm_assets.storage.files import StorageOptions, is_remote, join, read_bytes
 from mm_assets.storage.listing import expand_paths
 from mm_assets.storage.stamps import local_stamp, remote_stamps
 
 SCORES_BESIDE = "sample_scores"  # folder beside that of a storage root's tars, with a Parquet file for each
-_LICENCES = re.compile(r"^license:(.*(?:\n- .*)*)", re.MULTILINE)  # in the front matter of a card: one, or a list
+_LICENCES = re.compile(
+    r"^license:(.*(?:\n- .*)*)", re.MULTILINE
+)  # in the front matter of a card: one, or a list
 _DOMAIN = re.compile(r"domain\((.+)\)")
 
 
@@ -119,31 +121,31 @@ def short_names(locations: Sequence[str]) -> list[str]:
 
 
 def our_tars(location: str, name: str, options: StorageOptions | None = None) -> Source | None:
-    """Return the source at a path, folder, pattern or URL; None unless all tars in it are ours, with statistics.
+    """Return the source at a path, folder, pattern or URL; None unless all its tars are ours.
 
     Raises:
         FileNotFoundError: there is no tar.
     """
     files = expand_paths(location, TAR_SUFFIXES, options)
     by_folder = {folder: list(found) for folder, found in groupby(files, posixpath.dirname)}
-    root = os.path.commonpath(by_folder) if not is_remote(files[0]) else _common_prefix(by_folder)
+    root = common_root(files)
     tars: list[SourceTar] = []
     licences: list[str] = []
     for folder, found in by_folder.items():
         known = {stats.file: stats for stats in TarFolder(folder, options).stats()}
         if any(posixpath.basename(file) not in known for file in found):
             return None
-        stamps = remote_stamps(found, options) if is_remote(folder) else dict(zip(found, map(local_stamp, found), strict=True))
+        stamps = (
+            remote_stamps(found, options)
+            if is_remote(folder)
+            else dict(zip(found, map(local_stamp, found), strict=True))
+        )
         tars += [
-            SourceTar(name, file, ref_path(file, root), stamps[file], known[posixpath.basename(file)]) for file in found
+            SourceTar(name, file, ref_path(file, root), stamps[file], known[posixpath.basename(file)])
+            for file in found
         ]
         licences += _licences(folder, options)
     return Source(name, tuple(tars), tuple(dict.fromkeys(licences)))
-
-
-def _common_prefix(folders: Mapping[str, Any]) -> str:
-    prefix = os.path.commonprefix([f"{folder}/" for folder in folders])
-    return prefix.rpartition("/")[0]
 
 
 def _licences(folder: str, options: StorageOptions | None) -> list[str]:
@@ -183,16 +185,20 @@ def scan_tar(job: Scan) -> pa.Table:
     """Return a row of `SCANNED` for each sample of a tar, in order.
 
     Raises:
-        ShardError: the tar is not as its folder knows it, or a value does not fit; the message names the sample.
+        ShardError: the tar is not as its folder knows it, or a value of a sample does not fit.
     """
     tar = job.tar
     with open_tar(tar.uri, tar.uri, job.options) as descriptor:
         index = scan(descriptor, tar.uri)
-        groups = [list(found) for _, found in groupby(index.members, lambda member: member.name.partition(".")[0])]
+        groups = [
+            list(found) for _, found in groupby(index.members, lambda member: member.name.partition(".")[0])
+        ]
         starts = [group[0].header_offset for group in groups]
         idx = tar_idx([*starts, index.end])
         if not tar.stats.fits(os.fstat(descriptor).st_size, idx):
-            raise ShardError(f"{tar.uri}: not the tar that its statistics in .mm_assets are about; write it again")
+            raise ShardError(
+                f"{tar.uri}: not the tar that its statistics in .mm_assets are about; write it again"
+            )
         values = _Values(job, descriptor)
         columns: dict[str, list[Any]] = {name: [] for name in SCANNED.names}
         for group, start, end in zip(groups, starts, [*starts[1:], index.end], strict=True):
@@ -219,7 +225,9 @@ class _Values:
         payload = self._payload(group[-1]) if self._is_json_read or key.startswith("=") else {}
         sample_id = payload.get(SAMPLE_ID, unquote(key))
         if not isinstance(sample_id, str) or sample_key(sample_id) != key:
-            raise ShardError(f"{self._uri}: {group[-1].name}: its sample_id is {sample_id!r:.100}, which has another key")
+            raise ShardError(
+                f"{self._uri}: {group[-1].name}: its sample_id is {sample_id!r:.100}, which has another key"
+            )
         values = {**payload.get(ROW_EXTRA, {}).get("metadata", {}), **self._scores.get(sample_id, {})}
         named = self._fields
         return {
@@ -240,14 +248,20 @@ class _Values:
 
     def _number(self, sample_id: str, name: str | None, values: Mapping[str, Any]) -> float | None:
         value = None if name is None else values.get(name)
-        if value is not None and (isinstance(value, bool | str | list | dict) or not 0 <= value < float("inf")):
-            raise ShardError(f"{self._uri}: sample {sample_id!r:.100}: {name} is {value!r:.100}, no weight from 0 on")
+        if value is not None and (
+            isinstance(value, bool | str | list | dict) or not 0 <= value < float("inf")
+        ):
+            raise ShardError(
+                f"{self._uri}: sample {sample_id!r:.100}: {name} is {value!r:.100}, no weight from 0 on"
+            )
         return None if value is None else float(value)
 
     def _whole_number(self, sample_id: str, name: str | None, values: Mapping[str, Any]) -> int | None:
         value = None if name is None else values.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ShardError(f"{self._uri}: sample {sample_id!r:.100}: {name} is {value!r:.100}, no number of tokens")
+            raise ShardError(
+                f"{self._uri}: sample {sample_id!r:.100}: {name} is {value!r:.100}, no number of tokens"
+            )
         return value
 
 
@@ -264,6 +278,7 @@ def _scores(job: Scan, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     except (FileNotFoundError, UnreadableFile, LookupError, ValueError) as error:
         known = ", ".join(job.tar.stats.columns) or "none"
         raise DataError(
-            f"{job.tar.uri}: {columns[0]} is no column of its samples' metadata ({known}), and no score in {uri}"
+            f"{job.tar.uri}: {columns[0]} is no column of its samples' metadata ({known}), "
+            f"and no score in {uri}"
         ) from error
     return {row["sample_id"]: {name: row[name] for name in columns} for row in table.to_pylist()}

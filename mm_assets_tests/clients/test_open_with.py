@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mm_assets_tests.cli.commands import run
 from mm_assets_tests.clients.environment import convert_to_all, open_with
 from mm_assets_tests.clients.hostile import PER_IMAGE, PER_TEXT, make_hostile
 from mm_assets_tests.clients.open_with.normal_form import sha256, stripped
@@ -89,6 +90,27 @@ def test_client_finds_what_the_source_says(client: str, outputs: Outputs) -> Non
             reported = {name: sample.get("ranges", sample["images"]) for name, sample in found.items()}
             assert reported == written, folder
     assert tree(outputs.root) == before, f"{client} changed a folder it was to read"
+
+
+TRAINING = {client: parts for client, (folder, parts) in CLIENTS.items() if folder == "webdataset"}
+
+
+@pytest.fixture(scope="module")
+def training(outputs: Outputs) -> dict[str, Path]:
+    """Training sets of all samples, as tars and as MDS."""
+    folders = {kind: outputs.root / f"training_{kind}" for kind in ("webdataset", "mds")}
+    for kind, folder in folders.items():
+        source = outputs.root / "ours" / "webdataset"
+        done = run("reshard", source, folder, "--to", kind, "--shards", 2, "--seed", 5)
+        assert done.returncode == 0, done.stderr
+    return folders
+
+
+@pytest.mark.parametrize("client", [*TRAINING, "mds_streaming"])
+def test_training_sets_open_in_every_client(client: str, outputs: Outputs, training: dict[str, Path]) -> None:
+    folder = training["webdataset"] if client in TRAINING else training["mds"] / "train"
+    (found,) = open_with(client, folder)
+    assert differences(outputs.truth, found, TRAINING.get(client, ALL)) == []
 
 
 @pytest.mark.parametrize("client", ["webdataset_plain", "duckdb_open", "pylance_open"])

@@ -7,6 +7,7 @@
 * `has_index` and `folder_problems` check Energon's index beside a tar, and the tar's entries in the index
   files of the folder (docs/tar_layout.md).
 * `jsonl_parts` reads JSON lines with `gzip`, `json` and `tarfile` alone, as docs/jsonl.md describes them.
+* `mds_parts` reads MDS shards with `struct` and `json` alone.
 """
 
 from __future__ import annotations
@@ -369,6 +370,37 @@ class _Images:
     def unused(self) -> str | None:
         """A member that no line has had."""
         return next((name for name in self._members if name not in self._used), None)
+
+
+def mds_parts(uri: str, options: StorageOptions | None = None) -> Iterator[RowPart]:
+    """Yield the rows of one MDS shard of ours, in the types that its documents state."""
+    yield from document_parts(_mds_documents(uri, options), uri)
+
+
+def _mds_documents(uri: str, options: StorageOptions | None) -> Iterator[Document]:
+    with _local(uri, options) as path, open(path, "rb") as file:
+        try:
+            (count,) = struct.unpack("<I", file.read(4))
+            offsets = struct.unpack(f"<{count + 1}I", file.read(4 * (count + 1)))
+            names = json.loads(file.read(offsets[0] - file.tell()))["column_names"]
+            for start, end in zip(offsets, offsets[1:], strict=False):
+                file.seek(start)
+                sizes = struct.unpack(f"<{len(names)}I", file.read(4 * len(names)))
+                values = dict(zip(names, map(file.read, sizes), strict=True))
+                if file.tell() != end:
+                    raise ValueError(f"the sample at byte {start} does not end at {end}")
+                payload, at = json.loads(values["json"]), 0
+                check_sample_id(payload)
+                members = [member for member in payload["image_members"] if member is not None]
+                sample: dict[str, Any] = {"__key__": members[0].partition(".")[0] if members else ""}
+                for member, size in zip(members, json.loads(values["image_sizes"]), strict=True):
+                    sample[member.partition(".")[2]] = values["image_bytes"][at : at + size]
+                    at += size
+                yield decode_payload(payload, {**sample, "json": b""}, uri)
+        except ShardError:
+            raise
+        except (struct.error, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            raise ShardError(f"{uri}: no MDS shard of ours: {error!r:.300}") from error
 
 
 _INT64 = range(-(2**63), 2**63)

@@ -36,7 +36,8 @@ class TarPartitionStats:
     ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted
     positions with such an image. ``columns`` maps each extra column, in order, to its Hugging Face feature
     *in JSON*: ``int64 float64 bool string null json``, or ``list:`` before any but the last. ``idx`` is the
-    digest of its ``.tar.idx``, empty if not known; ``split`` the split that it belongs to, empty for ``train``.
+    digest of its ``.tar.idx``, empty if not known; ``split`` the split that it belongs to, empty where there
+    are none.
 
     Raises:
         ValueError: A value is something else.
@@ -225,10 +226,10 @@ def energon_split(stats: Iterable[TarPartitionStats]) -> str:
     excluded: list[str] = []
     for p in _in_order(stats):
         parts.get(_PARTS.get(p.split, ""), excluded).append(p.file)
-    lists = [(f"  {name}:", "  ", files) for name, files in parts.items()] + [("exclude:", "", excluded)]
+    lists = {**{f"  {name}:": files for name, files in parts.items()}, "exclude:": excluded}
     lines = [
-        f"{head}\n" + "".join(f"{indent}- {json.dumps(file)}\n" for file in files) if files else f"{head} []\n"
-        for head, indent, files in lists
+        f"{head}\n" + "".join(f"  - {json.dumps(file)}\n" for file in files) if files else f"{head} []\n"
+        for head, files in lists.items()
     ]
     return "".join(["split_parts:\n", *lines])
 
@@ -364,7 +365,7 @@ class SetNotes:
 def readme(
     stats: Sequence[TarPartitionStats],
     also: Sequence[TarPartitionStats] = (),
-    notes: SetNotes = SetNotes(),  # noqa: B008 (frozen)
+    notes: SetNotes = SetNotes(),
 ) -> str:
     """Return ``README.md`` for the tars of ``stats``.
 
@@ -378,7 +379,7 @@ def split_paths(paths: Mapping[str, str]) -> str:
     return "".join(f"  - {{split: {name}, path: {_quote(path)}}}\n" for name, path in paths.items())
 
 
-def front_matter(stats: Iterable[TarPartitionStats], notes: SetNotes = SetNotes()) -> str:  # noqa: B008
+def front_matter(stats: Iterable[TarPartitionStats], notes: SetNotes = SetNotes()) -> str:
     """Return the YAML block that `datasets` reads, with all pairs and columns.
 
     `datasets` silently drops those that are not declared.
