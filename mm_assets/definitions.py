@@ -35,6 +35,7 @@ from mm_assets.graph.dagster_internals import set_console_level
 from mm_assets.graph.proof import zero_loss_checks
 from mm_assets.graph.raw import raw_gate_checks
 from mm_assets.graph.resources import resources_from_environment
+from mm_assets.graph.training_set import training_set
 from mm_assets.settings import Settings
 
 SHARDED_ASSETS = [
@@ -57,6 +58,7 @@ def build_definitions() -> dg.Definitions:
         assets=[
             raw_shards,
             report.merge_attributes(owners=settings.owners),
+            training_set.map_asset_specs(lambda spec: spec.merge_attributes(owners=settings.owners)),
             *(
                 described(with_settings(asset, resources), resources["maintained"].root, settings.owners)
                 for asset in SHARDED_ASSETS

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from mm_assets.formats.lance.reader_writer import InterleavedLanceReader as InterleavedLanceReader
     from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter as InterleavedLanceWriter
     from mm_assets.formats.materialize import materialize as materialize
+    from mm_assets.formats.mds import InterleavedMdsReader as InterleavedMdsReader
+    from mm_assets.formats.mds import InterleavedMdsWriter as InterleavedMdsWriter
     from mm_assets.formats.paired.dataset import MultiModalWebDataset as MultiModalWebDataset
     from mm_assets.formats.paired.dataset import PairedTarExpander as PairedTarExpander
     from mm_assets.formats.paired.join import PairedShardList as PairedShardList
@@ -90,6 +92,8 @@ MODULES = {
     "InterleavedJsonlWriter": "mm_assets.formats.jsonl",
     "InterleavedLanceReader": "mm_assets.formats.lance.reader_writer",
     "InterleavedLanceWriter": "mm_assets.formats.lance.reader_writer",
+    "InterleavedMdsReader": "mm_assets.formats.mds",
+    "InterleavedMdsWriter": "mm_assets.formats.mds",
     "InterleavedParquetReader": "mm_assets.formats.parquet.reader_writer",
     "InterleavedParquetWriter": "mm_assets.formats.parquet.reader_writer",
     "InterleavedReader": "mm_assets.formats.reader",

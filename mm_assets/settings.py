@@ -399,6 +399,26 @@ class Settings:
     schema_changes: str = _setting(
         "refuse", one_of(*SCHEMA_CHANGES), "a shard whose types do not fit the published ones"
     )
+    training_split: tuple[tuple[str, float], ...] = _setting(
+        (("train", 1.0),),
+        split_shares,
+        "share of each split of the training set, as train=0.98,validation=0.02; the id decides",
+        "training set",
+        written="train=1",
+    )
+    training_split_by: str | None = _setting(
+        None, str, "column of samples that stay in one split; `domain(url)`: the domain of a column of URLs"
+    )
+    training_shard_size: int = _setting(
+        512 << 20, parse_bytes, "most bytes of one of its tars", written="512MiB"
+    )
+    training_seed: int = _setting(0, number(int), "seed of its order")
+    training_weight_by: str | None = _setting(
+        None, str, "column or sample score by which samples are used more often in the first split, or less"
+    )
+    training_tokens: str | None = _setting(
+        None, str, "column or sample score with the number of tokens of a sample"
+    )
     automation: str = _setting(
         "off",
         one_of("off", "new", "all"),

@@ -118,6 +118,8 @@ TARS = Output("final_tars", "webdataset", "webdataset", FILTERED.asset)
 LANCE = Output("lance_table", "lance", "lance/items.lance", FILTERED.asset)
 CACHE = Output("arrow_cache", "arrow_cache", "arrow_cache", FILTERED.asset)
 OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
+# The set to train from, which is made from all shards at once, and the note on it.
+TRAINING, TRAINING_FOLDER, TRAINING_NOTE = "training_set", "training", "ledger/training_set.json"
 BY_ASSET = {output.asset: output for output in OUTPUTS}
 # Assets without samples, by the output they are made from: their files are proven with its shards.
 DERIVED = {CURATED.asset: ("image_scores", "sample_scores", "quarantine")}

@@ -62,6 +62,7 @@ from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation
 from mm_assets.graph.resources import FilterThresholds, MaintainedStorage
+from mm_assets.graph.training_set import TRAINING_JOB, TRAINING_SET
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings, machine_zone
 from mm_assets.storage.errors import error_line
@@ -436,11 +437,15 @@ def staleness(asset: dg.AssetKey, due: Mapping[str, Due], target: Any) -> dg.Ass
     return _evaluation(dg.AssetCheckKey(asset, UP_TO_DATE), "stale", len(stale), listed, summary, target)
 
 
-ALL_ASSETS = dg.define_asset_job("all_assets", description="Take shards through all assets and checks.")
+ALL_ASSETS = dg.define_asset_job(
+    "all_assets",
+    selection=dg.AssetSelection.all() - TRAINING_SET,
+    description="Take shards through all assets and checks.",
+)
 PROVE = dg.define_asset_job(
     "prove", selection=dg.AssetSelection.checks(*proof_keys()), description="Read every output again."
 )
-JOBS: list[Any] = [ALL_ASSETS, PROVE, refresh, statistics, maintenance]
+JOBS: list[Any] = [ALL_ASSETS, TRAINING_JOB, PROVE, refresh, statistics, maintenance]
 
 
 def inventory_checks(assets: Iterable[dg.AssetsDefinition]) -> dg.AssetChecksDefinition:

@@ -27,6 +27,7 @@ from mm_assets.graph.asset_io import (
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.proof import Prover
 from mm_assets.graph.raw import RawGate, RawShardIOManager, RawShards
+from mm_assets.graph.training_set import training_recipe
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.files import absolute, lasting
@@ -170,6 +171,7 @@ def resources_from_environment() -> dict[str, Any]:
         "gate": gate,
         "prover": Prover(root=root, workers=workers),
         "maintained": MaintainedStorage(root=root),
+        "training": training_recipe(settings, root),
         "raw_io_manager": RawShardIOManager(raw=raw),
         "ingest_io_manager": IngestIOManager(
             raw=raw, gate=gate, workers=workers, root=root, on_materialize_error=policy

@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import TracebackType
+from typing import Any
 from uuid import uuid4
 
 import dagster as dg
 
-from mm_assets.accounting.record import BY_ASSET
+from mm_assets.accounting.record import BY_ASSET, TRAINING
 from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.definitions import build_definitions
@@ -37,12 +39,12 @@ from mm_assets.headless.request import (
     select,
     up_to_date_records,
 )
-from mm_assets.headless.summary import RunSummary
+from mm_assets.headless.summary import RunSummary, failed_steps
 from mm_assets.model.errors import counted, warning_line
 from mm_assets.settings import Settings
 from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import exists, refuse_unwritable
-from mm_assets.terminal import INTERRUPTED, ProgressLine, interrupted, shard_progress
+from mm_assets.terminal import INTERRUPTED, ProgressLine, fail, interrupted, shard_progress
 from mm_assets.view.overview import Status
 from mm_assets.view.statistics import compute_statistics, missing_statistics
 
@@ -112,6 +114,46 @@ _NAMED = 5  # shards in a line
 
 
 def run_graph(request: MakeRequest, is_dry: bool = False, log_level: str = "critical") -> int:
+    """Make what is asked for: shards first, then, if it is named, the training set.
+
+    Args and result as `_run_shards`.
+    """
+    others = replace(request, assets=tuple(asset for asset in request.assets if asset != TRAINING))
+    makes_set = others.assets != request.assets
+    code = 0 if makes_set and not others.assets else _run_shards(others, is_dry, log_level)
+    if makes_set and code == 0 and is_dry:
+        print(f"{TRAINING} would be made of the tars there are")
+    return _make_training_set(log_level) if makes_set and code == 0 and not is_dry else code
+
+
+def _make_training_set(log_level: str) -> int:
+    """Make the training set from the tars there are, and print what came of it."""
+    started = time.monotonic()
+    with _instance() as instance, process_tag(instance) as process:
+        job = build_definitions().resolve_job_def(TRAINING)
+        tags = {**process, STARTED_BY: "mm-assets run"}
+        result = _execute(instance, job, tags, log_level=log_level)
+        if was_interrupted(result):
+            return interrupted()
+        for line in failed_steps(result.all_events):
+            fail(line)
+        made = result.asset_materializations_for_node(TRAINING) if result.success else []
+        checks = result.get_asset_check_evaluations()
+    for materialization in made:
+        told: dict[str, Any] = {name: value.value for name, value in materialization.metadata.items()}
+        print(
+            f"{TRAINING}: {counted(told['samples'], 'sample')} in {counted(told['shards'], 'shard')}, "
+            f"{told['uses']} uses, {told['left_out']} left out; plan {told['plan']}"
+        )
+    for check in checks:
+        print(
+            f"{check.check_name}: {'passed' if check.passed else 'failed'}, digest {told['content_digest']}"
+        )
+    print(f"whole run: {time.monotonic() - started:.1f} s")
+    return 0 if result.success and all(check.passed for check in checks) else 1
+
+
+def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "critical") -> int:
     """Make what is asked for in runs of neighbouring shards, and print problems, a table and the proof.
 
     Args:

@@ -131,7 +131,7 @@ def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     for evaluation in result.get_asset_check_evaluations():
         if not evaluation.passed and not _is_of_all(evaluation):
             _note(evaluation, shards)
-    problems.steps += _failed_steps(entries)
+    problems.steps += failed_steps(entry.dagster_event for entry in entries if entry.dagster_event)
     return problems
 
 
@@ -165,8 +165,9 @@ def _plain(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
     return {name: value.value for name, value in metadata.items()}
 
 
-def _failed_steps(entries: Iterable[dg.EventLogEntry]) -> list[str]:
-    events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
+def failed_steps(events: Iterable[dg.DagsterEvent]) -> list[str]:
+    """Return a line for each step of a run that failed, but for those that only repeat their shards."""
+    events = list(events)
     lines = [
         f"step {event.step_key} failed: {_cause(event.step_failure_data.error)}"
         for event in events

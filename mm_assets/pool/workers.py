@@ -27,7 +27,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from mm_assets.formats.tar.spool import KeptCopies
 from mm_assets.model.errors import MmAssetsError, warning_line, write_line
@@ -91,6 +91,14 @@ _STUCK_SECONDS = 10.0
 
 class WorkerStartError(MmAssetsError, ChildProcessError):
     """No worker process gets as far as its first job (a failing import, no memory); no job is to blame."""
+
+
+class MapsJobs(Protocol):
+    """What runs jobs elsewhere: a `JobPool`, or the workers of a run."""
+
+    def map(
+        self, fn: Callable[[J], R], jobs: Iterable[J]
+    ) -> Generator[tuple[J, R | WorkerFailure], None, None]: ...
 
 
 class JobPool(ABC):

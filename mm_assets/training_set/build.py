@@ -34,7 +34,7 @@ from mm_assets.formats.tar.writer import END_BLOCKS
 from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx, union_columns
 from mm_assets.formats.webdataset.writer import CARD, TarFolder, measure
 from mm_assets.model.errors import DataError, MmAssetsError, ShardError
-from mm_assets.pool.workers import JobPool, WorkerFailure
+from mm_assets.pool.workers import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located, readable_store_errors
 from mm_assets.storage.files import (
     StorageOptions,
@@ -138,9 +138,17 @@ class MadeShard:
 
 @dataclass(frozen=True)
 class MadeSet:
-    """What `TrainingSet.make` did: the plan, the shards in its order, and a line for each that failed."""
+    """What `TrainingSet.make` did.
+
+    Attributes:
+        plan: the plan.
+        digest: of the plan, and of all that the bytes depend on.
+        shards: the shards by name.
+        failures: a line for each that could not be made.
+    """
 
     plan: pa.Table
+    digest: str
     shards: tuple[MadeShard, ...]
     failures: tuple[str, ...] = ()
 
@@ -159,7 +167,7 @@ class TrainingSet:
         self.kind = kind
         self.options = options
 
-    def plan(self, sources: Sequence[Source], recipe: Recipe, pool: JobPool) -> pa.Table:
+    def plan(self, sources: Sequence[Source], recipe: Recipe, pool: MapsJobs) -> pa.Table:
         """Return the plan by which the samples of the sources are laid out; the pool reads the sources.
 
         Raises:
@@ -174,7 +182,7 @@ class TrainingSet:
         return make_plan(sources, scanned, recipe)
 
     def make(
-        self, sources: Sequence[Source], recipe: Recipe, pool: JobPool, overwrite: bool = False
+        self, sources: Sequence[Source], recipe: Recipe, pool: MapsJobs, overwrite: bool = False
     ) -> MadeSet:
         """Bring the set to the plan of a recipe. A shard that fails is reported, the others are made.
 
@@ -215,7 +223,7 @@ class TrainingSet:
         if not failures:
             with readable_store_errors(), located(self.folder):
                 self._finish(plan, sources, recipe, {job.name for job in jobs}, notes)
-        return MadeSet(plan, tuple(made), tuple(failures))
+        return MadeSet(plan, digest, tuple(made), tuple(failures))
 
     def uris(self, plan: pa.Table) -> list[str]:
         """Return the main files of the shards, in the order of the plan."""

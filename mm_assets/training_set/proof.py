@@ -17,7 +17,7 @@ from mm_assets.accounting.canonical.derive import CanonicalSource, DigestTally, 
 from mm_assets.accounting.comparison import Dataset, compare
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import DataError
-from mm_assets.pool.workers import JobPool, WorkerFailure
+from mm_assets.pool.workers import MapsJobs, WorkerFailure
 from mm_assets.storage.files import StorageOptions
 from mm_assets.training_set.build import TrainingSet
 from mm_assets.training_set.sources import Source
@@ -67,7 +67,7 @@ def _derived(rows: _Rows) -> Derived:
     return tally.derived()
 
 
-def prove(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: JobPool) -> Proof:
+def prove(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: MapsJobs) -> Proof:
     """Read sources and shards of a finished set, and compare them.
 
     Raises:
