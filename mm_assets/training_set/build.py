@@ -384,7 +384,7 @@ def write_shard(job: ShardJob) -> MadeShard:
     """
     with readable_store_errors(), located(job.uri):
         note = _note_uri(job.folder, job.name)
-        tar_uri = job.uri if job.kind == _TARS else f"{job.uri.removesuffix('/')}.tar"
+        tar_uri = job.uri if job.kind == _TARS else f"{format_of(job.kind).output(job.uri)}.tar"
         with staged(tar_uri, job.options) as file:
             _copy(job, file.path)
             stats, idx = _checked(job, file.path)

@@ -1,0 +1,253 @@
+"""Training sets of small tars: equal bytes each time, every sample once, and nothing half done."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.accounting.canonical.tar import folder_problems, has_index
+from mm_assets.formats.names import PLAN_FILE
+from mm_assets.formats.tar.index import TarDamage
+from mm_assets.formats.webdataset.writer import TarFolder
+from mm_assets.model.errors import DataError
+from mm_assets.training_set import build
+from mm_assets.training_set.build import SetExists
+from mm_assets.training_set.plan import Recipe
+from mm_assets.training_set.proof import prove
+from mm_assets.training_set.sources import Fields
+from mm_assets_tests.formats.datasets import read
+from mm_assets_tests.training_set.sets import Here, make_source, source, training_set, tree
+
+RECIPE = Recipe(splits={"train": 0.8, "validation": 0.2}, shards=4, seed=11)
+KINDS = ("webdataset", "parquet", "arrow_cache", "mds")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources."""
+    folder = tmp_path_factory.mktemp("sources")
+    make_source(folder / "web", "web", shards=3)
+    make_source(folder / "books", "books", samples=8)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_splits_together_are_the_sources(made: Path, tmp_path: Path, kind: str) -> None:
+    sources = [source(made / "web"), source(made / "books")]
+    target = training_set(tmp_path / "set", kind)
+    report = target.make(sources, RECIPE, Here())
+    assert report.failures == ()
+    rows = [*read("webdataset", made / "web").to_pylist(), *read("webdataset", made / "books").to_pylist()]
+    found = read(kind, tmp_path / "set").to_pylist()
+    assert sorted(map(repr, found)) == sorted(map(repr, rows))
+    proof = prove(target, report.plan, sources, Here())
+    assert (proof.samples, proof.left_out, proof.differences) == (52, 0, ())
+    assert pq.read_table(tmp_path / "set" / PLAN_FILE).equals(report.plan)
+    card = (tmp_path / "set" / "README.md").read_text()
+    for line in ("| `train` | 3 | 4", "| `validation` | 1 |", "| `books` | not stated | 16 | 1 | 16 | 16 |"):
+        assert line in card
+    assert "{split: validation, path:" in card
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_recipe_gives_the_same_bytes(made: Path, tmp_path: Path, kind: str) -> None:
+    sources = [source(made / "web"), source(made / "books")]
+    training_set(tmp_path / "1", kind).make(sources, RECIPE, Here())
+    training_set(tmp_path / "elsewhere" / "1", kind).make(sources, RECIPE, Here())
+    assert tree(tmp_path / "1") == tree(tmp_path / "elsewhere" / "1")
+    assert str(tmp_path).encode() not in b"".join(tree(tmp_path / "1").values())
+
+
+def test_samples_are_copied_to_the_byte(made: Path, tmp_path: Path) -> None:
+    report = training_set(tmp_path / "set").make([source(made / "web")], RECIPE, Here())
+    for row in report.plan.to_pylist():
+        was, now = made / "web" / row["source_shard"], tmp_path / "set" / f"{row['shard']}.tar"
+        before = was.read_bytes()[row["source_offset"] :][: row["source_bytes"]]
+        assert now.read_bytes()[row["offset"] :][: row["bytes"]] == before
+    for tar in (tmp_path / "set").glob("*.tar"):
+        with tarfile.open(tar) as members:
+            names = members.getnames()
+        offsets = [row["offset"] for row in report.plan.to_pylist() if f"{row['shard']}.tar" == tar.name]
+        end = tar.stat().st_size - 1024
+        assert len(names) == 2 * len(offsets) and has_index(str(tar), [*offsets, end])
+        assert folder_problems(str(tar), len(offsets), tar.stat().st_size) == []
+    split = (tmp_path / "set" / ".nv-meta" / "split.yaml").read_text()
+    train, _, rest = split.partition("  val:\n")
+    assert '"train-000000.tar"' in train and rest.startswith('  - "validation-000000.tar"\n')
+    assert TarFolder(str(tmp_path / "set")).finish() == ["README.md"], "without the chapters on this set"
+
+
+def test_a_run_that_was_ended_goes_on(made: Path, tmp_path: Path) -> None:
+    target, sources = training_set(tmp_path / "set"), [source(made / "web")]
+    with pytest.raises(KeyboardInterrupt):
+        target.make(sources, RECIPE, Here(most=2))
+    assert not (tmp_path / "set" / PLAN_FILE).exists()
+    again = Here()
+    report = target.make(sources, RECIPE, again)
+    assert len(again.done) == 2 and sum(shard.is_kept for shard in report.shards) == 2
+    whole = training_set(tmp_path / "whole" / "set")
+    whole.make(sources, RECIPE, Here())
+    assert tree(tmp_path / "set") == tree(tmp_path / "whole" / "set")
+    idle = Here()
+    target.make(sources, RECIPE, idle)
+    assert idle.done == []
+
+
+def test_a_shard_that_somebody_has_removed_is_made_again(made: Path, tmp_path: Path) -> None:
+    target = training_set(tmp_path / "set")
+    target.make([source(made / "web")], RECIPE, Here())
+    before = tree(tmp_path / "set")
+    (tmp_path / "set" / "train-000001.tar").unlink()
+    again = Here()
+    target.make([source(made / "web")], RECIPE, again)
+    assert again.done == ["train-000001"] and tree(tmp_path / "set") == before
+
+
+def test_a_source_that_has_changed_is_copied_again(tmp_path: Path) -> None:
+    make_source(tmp_path / "web", "web")
+    target = training_set(tmp_path / "set")
+    target.make([source(tmp_path / "web")], RECIPE, Here())
+    tar = tmp_path / "web" / "web-1.tar"
+    data = bytearray(tar.read_bytes())
+    at = data.index(b"text of web/doc.020")
+    data[at : at + 4] = b"TEXT"  # of equal size, so that no offset changes
+    tar.write_bytes(data)
+    again = Here()
+    target.make([source(tmp_path / "web")], RECIPE, again, overwrite=True)
+    assert again.done, "the shards with samples of this tar"
+    assert "TEXT of web/doc.020" in read("webdataset", tmp_path / "set").column("text_content").to_pylist()
+
+
+def test_another_plan_needs_to_be_told(made: Path, tmp_path: Path) -> None:
+    target, sources = training_set(tmp_path / "set"), [source(made / "web")]
+    target.make(sources, RECIPE, Here())
+    before = tree(tmp_path / "set")
+    smaller = Recipe(shards=2)
+    with pytest.raises(SetExists, match="has a training set of another plan; --overwrite replaces it"):
+        target.make(sources, smaller, Here())
+    assert tree(tmp_path / "set") == before
+    target.make(sources, smaller, Here(), overwrite=True)
+    training_set(tmp_path / "fresh" / "set").make(sources, smaller, Here())
+    assert tree(tmp_path / "set") == tree(tmp_path / "fresh" / "set")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow_cache", "mds"])
+def test_a_split_that_is_gone_leaves_nothing(made: Path, tmp_path: Path, kind: str) -> None:
+    target, sources = training_set(tmp_path / "set", kind), [source(made / "web")]
+    target.make(sources, RECIPE, Here())
+    target.make(sources, Recipe(shards=2), Here(), overwrite=True)
+    training_set(tmp_path / "fresh" / "set", kind).make(sources, Recipe(shards=2), Here())
+    if kind != "arrow_cache":  # whose files have other names where they replace some
+        assert tree(tmp_path / "set") == tree(tmp_path / "fresh" / "set")
+    assert read(kind, tmp_path / "set").num_rows == 36 * 3
+    assert sorted(os.listdir(tmp_path / "set")) == [".training", "README.md", PLAN_FILE, "train"]
+
+
+def test_a_folder_with_other_data_is_left_alone(made: Path, tmp_path: Path) -> None:
+    make_source(tmp_path / "other", "other")
+    before = tree(tmp_path / "other")
+    with pytest.raises(SetExists, match="has data that is no training set; name another folder"):
+        training_set(tmp_path / "other").make([source(made / "web")], RECIPE, Here())
+    assert tree(tmp_path / "other") == before
+
+
+def test_a_source_that_changes_while_it_is_copied_fails_its_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_source(tmp_path / "web", "web")
+    planned = training_set(tmp_path / "set").plan([source(tmp_path / "web")], RECIPE, Here())
+    monkeypatch.setattr(build.TrainingSet, "plan", lambda *_: planned)
+    tar = tmp_path / "web" / "web-0.tar"
+    tar.write_bytes(tar.read_bytes()[512:])
+    report = training_set(tmp_path / "set").make([source(tmp_path / "web")], RECIPE, Here())
+    assert report.failures and all("a source has changed meanwhile" in line for line in report.failures)
+    assert not (tmp_path / "set" / PLAN_FILE).exists()
+
+
+def test_a_tar_that_its_folder_does_not_know_is_refused(tmp_path: Path) -> None:
+    make_source(tmp_path / "web", "web")
+    found = source(tmp_path / "web")
+    tar = tmp_path / "web" / "web-1.tar"
+    with open(tar, "ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(DataError, match="web-1.tar: not the tar that its statistics"):
+        training_set(tmp_path / "set").make([found], RECIPE, Here())
+    tar.write_bytes(tar.read_bytes()[:5000])
+    with pytest.raises(DataError, match="web-1.tar: byte") as caught:
+        training_set(tmp_path / "set").make([found], RECIPE, Here())
+    assert not isinstance(caught.value, TarDamage)
+
+
+def test_values_of_samples_are_those_of_their_metadata(made: Path, tmp_path: Path) -> None:
+    recipe = Recipe(fields=Fields(split_by="domain(url)", weight_by="quality", tokens="tokens"))
+    sources = [source(made / "web")]
+    target = training_set(tmp_path / "set")
+    report = target.make(sources, recipe, Here())
+    metadata = {
+        row["sample_id"]: row
+        for row in read("webdataset", made / "web").to_pylist()
+        if row["modality"] == "metadata"
+    }
+    mean = sum(row["quality"] for row in metadata.values()) / len(metadata)
+    for row in report.plan.to_pylist():
+        of = metadata[row["sample_id"]]
+        assert row["tokens"] == of["tokens"]
+        assert row["weight"] == pytest.approx(of["quality"] / mean)
+    assert sum(report.plan.column("repeats").to_pylist()) == len(metadata)
+    proof = prove(target, report.plan, sources, Here())
+    assert proof.left_out == len(metadata) - proof.samples > 0 and proof.differences == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            Fields(tokens="nowhere"),
+            "nowhere is no column of its samples' metadata .url, tokens, quality., and no score in",
+        ),
+        (Fields(tokens="url"), "sample 'web/doc.000': url is 'https://.*, no number of tokens"),
+        (Fields(weight_by="url"), "sample 'web/doc.000': url is 'https://.*, no weight from 0 on"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_one_line(
+    made: Path, tmp_path: Path, fields: Fields, reason: str
+) -> None:
+    with pytest.raises(DataError, match=reason):
+        training_set(tmp_path / "set").make([source(made / "web")], Recipe(fields=fields), Here())
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_missing_sample_is_found_by_the_proof(made: Path, tmp_path: Path) -> None:
+    target, sources = training_set(tmp_path / "set"), [source(made / "books")]
+    report = target.make(sources, Recipe(), Here())
+    tar = tmp_path / "set" / "train-000000.tar"
+    data = tar.read_bytes().replace(b"text of books/doc.003", b"text of books/doc.004")
+    tar.write_bytes(data)
+    proof = prove(target, report.plan, sources, Here())
+    assert len(proof.differences) == 1 and "sample 'books/doc.003', position 0" in proof.differences[0]
+
+
+def test_licences_of_the_sources_are_on_the_card(tmp_path: Path) -> None:
+    for name, lines in (("a", "license: cc-by-4.0\n"), ("b", "license:\n- mit\n- cc0-1.0\n")):
+        make_source(tmp_path / name, name, shards=1, samples=2)
+        card = tmp_path / name / "README.md"
+        card.write_text(card.read_text().replace("---\n", f"---\n{lines}", 1))
+    sources = [source(tmp_path / "a"), source(tmp_path / "b")]
+    training_set(tmp_path / "set").make(sources, Recipe(), Here())
+    card = (tmp_path / "set" / "README.md").read_text()
+    assert 'license: ["cc-by-4.0", "mit", "cc0-1.0"]\n---\n' in card
+    assert "| `b` | mit, cc0-1.0 | 2 |" in card
+
+
+def test_notes_are_no_data(made: Path, tmp_path: Path) -> None:
+    training_set(tmp_path / "set").make([source(made / "books")], Recipe(), Here())
+    note = json.loads((tmp_path / "set" / ".training" / "train-000000.json").read_text())
+    assert (
+        note["split"] == "train" and note["bytes"] == (tmp_path / "set" / "train-000000.tar").stat().st_size
+    )
+    assert read("webdataset", tmp_path / "set").num_rows == 48
