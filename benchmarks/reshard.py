@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
     results = Results(f"reshard-{options.shards}x{options.samples}", "A training set beside a plain copy")
     results.say(
         f"{options.samples} samples, {nbytes / 1e9:.2f} GB in {options.shards} tars, to tars of at most "
-        f"{options.shard_size}; medians of {options.rounds} rounds in turns. The copy is one process that reads, "
-        "writes and syncs the same bytes; the command is whole, with its start and two workers."
+        f"{options.shard_size}; medians of {options.rounds} rounds in turns. The copy is one process that "
+        "reads, writes and syncs the same bytes; the command is whole, with its start and two workers."
     )
     rows = [(name, *_costs(done)) for name, done in (("plain copy", floors), ("mm-assets reshard", found))]
     ratio = median(one.wall for one in found) / median(one.wall for one in floors)

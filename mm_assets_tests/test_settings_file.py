@@ -254,6 +254,7 @@ def test_the_file_of_init_has_every_setting_with_its_default() -> None:
         "data",
         "layout of the raw documents",
         "limits and checks",
+        "training set",
         "operation",
         "filters",
         "object stores",

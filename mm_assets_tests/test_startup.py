@@ -89,6 +89,7 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
         "lance_table": ["filtered_parquet"],
         "arrow_cache": ["filtered_parquet"],
         "report": ["filtered_parquet"],
+        "training_set": ["final_tars"],
     }
     keys = definitions.resolve_asset_graph().asset_check_keys
     checks = {(key.asset_key.to_user_string(), key.name) for key in keys}

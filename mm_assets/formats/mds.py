@@ -86,11 +86,14 @@ class InterleavedMdsWriter(InterleavedWriter):
         return MdsSink(self.uri_of(partition), schema, self.storage_options)
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
-        """Write the index of all shards in the folder."""
+        """Write the index of all shards in the folder; without any there is none."""
         if self.is_single_file:
             return
         found = files_in(self.folder, self.storage_options, _WRITTEN)
         names = sorted(name for name in found if not name.startswith("."))
+        if not names:
+            remove(join(self.folder, _INDEX), self.storage_options)
+            return
         counts = parallel_map(
             partial(_samples_in, self.folder, options=self.storage_options), names, self.folder
         )

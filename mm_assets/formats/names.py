@@ -292,6 +292,7 @@ def nearest_format(word: str) -> str | None:
         for entry in FORMAT_TABLE
         for spelling in (*entry.suffixes, entry.title, *entry.name.split("_"))
     }
+    words["wds"] = "webdataset"  # as people write it; MDS is spelled almost alike
     near = get_close_matches(word.lower(), words, n=1, cutoff=0.4)
     return words[near[0]] if near else None
 

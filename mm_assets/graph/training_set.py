@@ -25,6 +25,7 @@ from mm_assets.training_set.proof import Proof, prove
 from mm_assets.training_set.sources import Fields, our_tars
 
 UNION = "union"
+RESHARD = "reshard"  # its job, which cannot have the name of the asset
 
 
 class TrainingRecipe(dg.ConfigurableResource[Any]):
@@ -114,6 +115,4 @@ def _told(report: MadeSet, proof: Proof) -> Mapping[str, Any]:
 
 
 TRAINING_SET = dg.AssetSelection.assets(training_set)
-TRAINING_JOB = dg.define_asset_job(
-    TRAINING, selection=TRAINING_SET, description="Make the set to train from."
-)
+TRAINING_JOB = dg.define_asset_job(RESHARD, selection=TRAINING_SET, description="Make the set to train from.")

@@ -28,6 +28,7 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import fail_lost_runs, process_tag
 from mm_assets.graph.resources import resources_from_environment
+from mm_assets.graph.training_set import RESHARD
 from mm_assets.headless.instance import home_in_force, open_instance, prepare_home, was_interrupted
 from mm_assets.headless.request import (
     MakeRequest,
@@ -130,7 +131,7 @@ def _make_training_set(log_level: str) -> int:
     """Make the training set from the tars there are, and print what came of it."""
     started = time.monotonic()
     with _instance() as instance, process_tag(instance) as process:
-        job = build_definitions().resolve_job_def(TRAINING)
+        job = build_definitions().resolve_job_def(RESHARD)
         tags = {**process, STARTED_BY: "mm-assets run"}
         result = _execute(instance, job, tags, log_level=log_level)
         if was_interrupted(result):

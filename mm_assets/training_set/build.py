@@ -325,12 +325,13 @@ class TrainingSet:
         if fs.exists(path):
             fs.rm(path, recursive=output != uri)
 
-    def _remove_split(self, split: str) -> None:
-        """Remove the index of a split without shards, and its folder."""
-        remove(join(self.folder, split, "index.json"), self.options)
-        if not is_remote(self.folder):
-            with suppress(OSError):  # it is not there, or holds files of the user
-                os.rmdir(join(local_path(self.folder), split))
+    def _finish_split(self, folder: str) -> None:
+        """Bring the index of a split up to date, if the format has one; remove the folder of an empty one."""
+        if exists(folder, self.options):
+            writer_for(self.kind, folder, storage_options=self.options).finish(())
+        if not is_remote(folder):
+            with suppress(OSError):  # it has shards, or files of the user
+                os.rmdir(local_path(folder))
 
     def _finish(
         self,
@@ -350,12 +351,8 @@ class TrainingSet:
         else:
             for name, note in gone.items():
                 self._remove(self.uri(name, str(note["split"])))
-            for split in {str(note["split"]) for note in gone.values()}.difference(recipe.splits):
-                self._remove_split(split)
-            for split in recipe.splits:
-                path = join(self.folder, split)
-                if exists(path, self.options):
-                    writer_for(self.kind, path, storage_options=self.options).finish(())
+            for split in dict.fromkeys([*recipe.splits, *(str(note["split"]) for note in gone.values())]):
+                self._finish_split(join(self.folder, split))
             publish_bytes(
                 join(self.folder, CARD),
                 plain_card(self.kind, list(recipe.splits), about).encode(),

@@ -339,7 +339,7 @@ def test_formats_that_are_no_names(tmp_path: Path, typed: str, nearest: str | No
     done = run("convert", tmp_path, tmp_path / "out", "--to", typed)
     assert done.returncode == 2
     hint = "" if nearest is None else f"; the nearest is {nearest}"
-    names = "parquet, webdataset, lance, arrow_cache, jsonl"
+    names = "parquet, webdataset, lance, arrow_cache, jsonl, mds"
     assert done.stderr.endswith(f"argument --to: {typed!r}: no such format, only {names}{hint}\n")
 
 

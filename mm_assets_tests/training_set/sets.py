@@ -16,7 +16,7 @@ from mm_assets.training_set.sources import SCANNED, Source, SourceTar, our_tars
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
 EXTRAS = (pa.field("url", pa.string()), pa.field("tokens", pa.int64()), pa.field("quality", pa.float64()))
-# A whole JPEG of 2 x 2 pixels is not needed: nothing here looks into an image.
+# Nothing here looks any further into an image.
 _HEAD = b"\xff\xd8\xff\xe0"
 
 
@@ -42,7 +42,7 @@ class Here:
 
 
 def rows_of(sample_id: str, size: int) -> list[dict[str, Any]]:
-    """The rows of a document with a text and an image, in which any two bytes differ from other documents'."""
+    """The rows of a document with a text and an image that no other document has."""
     seed = hashlib.sha256(sample_id.encode()).digest()
     image = _HEAD + (seed * (size // len(seed) + 1))[:size]
     number = int.from_bytes(seed[:2], "big")
