@@ -31,7 +31,7 @@ from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.names import format_of, sample_key
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource
-from mm_assets.formats.tar.index import Member, TarIndex, by_name
+from mm_assets.formats.tar.scan import Member, TarIndex, by_name
 from mm_assets.formats.tar.spool import open_tar
 from mm_assets.formats.webdataset.documents import Mint1tDecoder
 from mm_assets.formats.webdataset.layout import IMAGE_MEMBERS, MAX_JSON_BYTES, SAMPLE_ID, RawLayout

@@ -21,8 +21,7 @@ import pyarrow as pa
 from mm_assets.formats.names import TAR_SUFFIXES, sample_key
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
 from mm_assets.formats.partitions import common_root, ref_path
-from mm_assets.formats.tar.index import Member
-from mm_assets.formats.tar.scan import read_member, scan
+from mm_assets.formats.tar.scan import Member, read_member, scan
 from mm_assets.formats.tar.spool import open_tar
 from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx
 from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, ROW_EXTRA, SAMPLE_ID
