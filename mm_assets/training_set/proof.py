@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.canonical.account import Derived
+from mm_assets.accounting.canonical import Derived
 from mm_assets.accounting.canonical.derive import CanonicalSource, DigestTally, derive
 from mm_assets.accounting.comparison import Dataset, compare
 from mm_assets.model.digest import ContentDigest
