@@ -30,7 +30,7 @@ from mm_assets.formats.parquet.files import SHARD, UNREADABLE, original_schema, 
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import reader_for
-from mm_assets.formats.tar.headers import BLOCK, END_BLOCKS
+from mm_assets.formats.tar import BLOCK, END_BLOCKS
 from mm_assets.model.errors import Fault
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.storage.errors import is_store_failure, located

@@ -22,7 +22,7 @@ from dagster_postgres.utils import (
 from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import postgresql
 
-from mm_assets.event_log.batched import BatchedEventLog, Engines
+from mm_assets.event_log import BatchedEventLog, Engines
 from mm_assets.event_log.rows import EventRow
 
 _CLAIMING = 0x6D6D5F61  # number of the advisory lock of those who claim slots

@@ -48,7 +48,7 @@ from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import NullPool, QueuePool
 
-from mm_assets.event_log.batched import BatchedEventLog, Engines
+from mm_assets.event_log import BatchedEventLog, Engines
 from mm_assets.event_log.rows import EventRow
 from mm_assets.storage.errors import located
 

@@ -30,7 +30,7 @@ from mm_assets.formats.names import sample_key
 from mm_assets.formats.partitions import Partition, parse_bytes
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES
-from mm_assets.formats.tar.headers import TarWriter
+from mm_assets.formats.tar import TarWriter
 from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.webdataset.layout import (
     IMAGES,

@@ -35,7 +35,7 @@ from mm_assets.formats.names import ARRAY_SUFFIXES, LINES_SUFFIXES, format_of, i
 from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource
-from mm_assets.formats.tar.headers import TarDamage, TarWriter, damage
+from mm_assets.formats.tar import TarDamage, TarWriter, damage
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member
 from mm_assets.formats.tar.spool import open_tar, unpacked_limit
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_document_layout

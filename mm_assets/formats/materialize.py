@@ -29,7 +29,7 @@ from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.names import TAR_SUFFIXES, is_block, is_parquet
 from mm_assets.formats.parquet.files import row_of
 from mm_assets.formats.partitions import root_of_locations
-from mm_assets.formats.tar.headers import TarDamage
+from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.tar.scan import Member, TarIndex, scan
 from mm_assets.formats.tar.spool import is_packed, open_tar
 from mm_assets.model.errors import (

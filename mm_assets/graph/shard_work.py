@@ -32,7 +32,7 @@ from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES, Conversion, writer_for
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS
-from mm_assets.formats.tar.headers import TarDamage
+from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.graph.checks import MATERIALIZATION_ERRORS

@@ -29,7 +29,7 @@ import xxhash
 from mm_assets.formats.names import PLAN_FILE, SET_NOTES, format_of, sample_key
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES, Conversion, reader_for, writer_for
-from mm_assets.formats.tar.headers import END_BLOCKS, TarDamage
+from mm_assets.formats.tar import END_BLOCKS, TarDamage
 from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx, union_columns
 from mm_assets.formats.webdataset.writer import CARD, TarFolder, measure
 from mm_assets.model.errors import DataError, MmAssetsError, ShardError

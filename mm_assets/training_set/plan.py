@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from mm_assets.formats.tar.headers import END_BLOCKS
+from mm_assets.formats.tar import END_BLOCKS
 from mm_assets.model.errors import DUPLICATE_ID, DataError, nearest
 from mm_assets.training_set.sources import Fields, Source
 

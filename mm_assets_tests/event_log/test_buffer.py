@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mm_assets.event_log import batched
-from mm_assets.event_log.batched import NotWritten, WriteBuffer
+from mm_assets import event_log
+from mm_assets.event_log import NotWritten, WriteBuffer
 from mm_assets.storage.errors import error_line
 
 
@@ -76,7 +76,7 @@ class Timers:
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     timers = Timers()
-    monkeypatch.setattr(batched, "threading", SimpleNamespace(**{**vars(threading), "Timer": timers}))
+    monkeypatch.setattr(event_log, "threading", SimpleNamespace(**{**vars(threading), "Timer": timers}))
     return timers
 
 
@@ -167,7 +167,7 @@ def test_an_error_that_is_over_reaches_nobody(timers: Timers) -> None:
 
 def test_what_is_lost_at_the_end_of_the_process_is_told() -> None:
     program = (
-        "from mm_assets.event_log.batched import WriteBuffer\n"
+        "from mm_assets.event_log import WriteBuffer\n"
         "def write(items): raise OSError('disk full')\n"
         "buffer = WriteBuffer(write, max_seconds=1000)\n"
         "sound = WriteBuffer(print, max_seconds=1000)\n"
@@ -215,7 +215,7 @@ def test_a_reader_waits_for_a_thread_that_is_writing() -> None:
 
 def test_what_waits_is_written_at_the_end_of_the_process() -> None:
     program = (
-        "from mm_assets.event_log.batched import WriteBuffer\n"
+        "from mm_assets.event_log import WriteBuffer\n"
         "buffer = WriteBuffer(print, max_seconds=1000)\n"
         "buffer.add(1)\n"
         "buffer.add(2)\n"

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 import sqlalchemy as db
 
-from mm_assets.event_log.batched import NotWritten
+from mm_assets.event_log import NotWritten
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.writer import CHECK, KEY, events_of_shard
 

@@ -13,7 +13,7 @@ from typing import TextIO
 import dagster as dg
 import pytest
 
-from mm_assets.event_log.batched import MAX_SECONDS
+from mm_assets.event_log import MAX_SECONDS
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.writer import CHECK, KEY, events_of_shard, write
 

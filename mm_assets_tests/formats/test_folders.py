@@ -14,7 +14,7 @@ import pytest
 from mm_assets.formats.raw_shards import RawLocations, RawReader, location_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import detect_format, reader_for
-from mm_assets.formats.tar.headers import TarDamage
+from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset import folders
 from mm_assets.interleaved import materialize
 from mm_assets.storage.files import open_binary

@@ -12,7 +12,7 @@ import pytest
 
 from mm_assets.accounting.canonical.tar import folder_problems, has_index
 from mm_assets.formats.names import PLAN_FILE
-from mm_assets.formats.tar.headers import TarDamage
+from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset.writer import TarFolder
 from mm_assets.model.errors import DataError
 from mm_assets.training_set import build

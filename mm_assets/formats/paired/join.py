@@ -26,7 +26,7 @@ from webdataset.pytorch import IterableDataset
 from webdataset.shardlists import envsubst
 from webdataset.tariterators import base_plus_ext
 
-from mm_assets.formats.tar.headers import damage
+from mm_assets.formats.tar import damage
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.tar.spool import local_tar, plain_descriptor, unpacked_limit
 from mm_assets.model.errors import DataError, counted

@@ -30,7 +30,7 @@ from mm_assets.formats.paired.merged_tar import (
     members_by_key,
     members_without_key,
 )
-from mm_assets.formats.tar.headers import FileRange, TarWriter
+from mm_assets.formats.tar import FileRange, TarWriter
 from mm_assets.formats.tar.scan import scan_tolerant
 from mm_assets.formats.tar.spool import open_tar
 from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL, SOURCE, SampleError, native_payload

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.tar.headers import FileRange
+from mm_assets.formats.tar import FileRange
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from mm_assets.formats.tar.headers import FileRange
+from mm_assets.formats.tar import FileRange
 from mm_assets.model.errors import Fault
 
 _DIGITS = 4  # of a share of the page: 0.06 points of a page of 600

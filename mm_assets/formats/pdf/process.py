@@ -36,7 +36,7 @@ from mm_assets.formats.pdf import (
 )
 from mm_assets.formats.pdf.child import HEAD, MAX_DESCRIPTION, MAX_HEADER, MAX_WORDS, Header, packed
 from mm_assets.formats.pdf.layout import Item, Picture
-from mm_assets.formats.tar.headers import FileRange
+from mm_assets.formats.tar import FileRange
 from mm_assets.model.errors import ITEM_FAULTS, Fault, require
 
 _START = Path(__file__).with_name("start.py")

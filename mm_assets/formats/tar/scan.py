@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from mm_assets.formats.tar.headers import (
+from mm_assets.formats.tar import (
     BLOCK,
     END_BLOCKS,
     EXTENDED_KINDS,

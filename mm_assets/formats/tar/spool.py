@@ -22,7 +22,7 @@ from typing import IO, Any
 import xxhash
 
 from mm_assets.formats.names import is_system_file, is_zip
-from mm_assets.formats.tar.headers import END_BLOCKS, TarDamage, add_member, damage
+from mm_assets.formats.tar import END_BLOCKS, TarDamage, add_member, damage
 from mm_assets.storage.errors import located, temporary_place
 from mm_assets.storage.files import (
     StorageOptions,

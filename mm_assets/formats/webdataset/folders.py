@@ -29,7 +29,7 @@ from mm_assets.formats.names import (
     is_zip,
 )
 from mm_assets.formats.partitions import Partition, id_prefix, root_of_locations
-from mm_assets.formats.tar.headers import END_BLOCKS, add_member
+from mm_assets.formats.tar import END_BLOCKS, add_member
 from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.webdataset.documents import (
     ImageTextPairs,

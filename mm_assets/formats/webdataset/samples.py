@@ -17,7 +17,7 @@ from mm_assets.formats.image_places import ImagesElsewhere
 from mm_assets.formats.images.tiff_directories import count_frames
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.formats.reports import NO_PAIRS, UNREAD, ContentColumns, content_columns
-from mm_assets.formats.tar.headers import TarDamage
+from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.tar.scan import (
     DamagedRange,
     Member,

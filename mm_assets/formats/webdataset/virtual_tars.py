@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 from fsspec import AbstractFileSystem
 
 from mm_assets.formats.names import sample_key
-from mm_assets.formats.tar.headers import TarWriter
+from mm_assets.formats.tar import TarWriter
 from mm_assets.formats.tar.scan import TarIndex
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,

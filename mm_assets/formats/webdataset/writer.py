@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mm_assets.formats.tar.headers import END_BLOCKS, TarDamage, TarWriter
+from mm_assets.formats.tar import END_BLOCKS, TarDamage, TarWriter
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.tar.spool import local_tar
 from mm_assets.formats.webdataset.client_files import (

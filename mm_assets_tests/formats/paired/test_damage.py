@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import webdataset as wds
 
-from mm_assets.formats.tar.headers import TarDamage
+from mm_assets.formats.tar import TarDamage
 from mm_assets_tests.formats.paired.shards import keys_of, paired, write_pair, write_shard, write_shards
 
 

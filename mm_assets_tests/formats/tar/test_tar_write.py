@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.formats.tar import headers as tar_writer
-from mm_assets.formats.tar.headers import TarDamage, TarWriter
+from mm_assets.formats import tar as tar_writer
+from mm_assets.formats.tar import TarDamage, TarWriter
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.webdataset.client_files import tar_idx
 

@@ -15,7 +15,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats.tar.headers import TarDamage, TarWriter
+from mm_assets.formats.tar import TarDamage, TarWriter
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.webdataset import writer as tar_folder
 from mm_assets.formats.webdataset.client_files import (

@@ -17,7 +17,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from mm_assets.formats.tar.headers import TarDamage
+from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.tar.scan import scan_tolerant
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.model.errors import DAMAGED_TAR, TRUNCATED_TAR
