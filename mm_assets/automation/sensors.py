@@ -120,9 +120,8 @@ def report_event(
         root: storage root, with scores and ledger.
         status: of all shards.
     """
-    from mm_assets.pool.workers import WorkerPool
     from mm_assets.view.overview import STRIPS, Figures, description, evenly_spread, measure, metadata
-    from mm_assets.view.report_page import publish_report
+    from mm_assets.view.report_page import page_entry
 
     keys = instance.get_dynamic_partitions(str(SHARDS.name))
     pictured = set(evenly_spread(keys, STRIPS * _CANDIDATES))
@@ -139,14 +138,10 @@ def report_event(
         },
         {key: int(told["samples"]) for key, told in curated.items()},
     )
-    # In a process of its own, as it decodes some images.
-    with WorkerPool(1) as pool:
-        for _, page in pool.map(publish_report, [root]):
-            told = {"page": {"path": page}} if isinstance(page, str) else {"without a page": page.message}
     return dg.AssetMaterialization(
         REPORT,
         description=description(figures),
-        metadata=metadata_values({**metadata(figures, measures, status), **told}),
+        metadata=metadata_values({**metadata(figures, measures, status), **page_entry(root, len(filtered))}),
     )
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -53,6 +52,8 @@ REPORT: Final = "report"
 RAW: Final = "raw_shards"
 NOTHING: Final = Amounts()
 _THREADS: Final = 4
+MOST_SCORED: Final = 1000
+"""Shards whose scores and columns are read, evenly spread; every account is."""
 
 
 @dataclass
@@ -198,12 +199,12 @@ def gather(root: str, progress: Callable[[int, int], None] = lambda done, of: No
         ValueError: nothing is recorded there, or an account is damaged; in one line.
     """
     ledger = Ledger(root)
-    curated = ledger.records(CURATED.asset, ledger.partitions(CURATED.asset))
+    curated = ledger.records(CURATED.asset, ledger.named(CURATED.asset))
     if not curated:
         raise ValueError(f"{root}: no shard is recorded here; make them: mm-assets run")
     records = {CURATED.asset: curated}
     for asset in (*(output.asset for output in OUTPUTS[1:]), IMAGES, SAMPLES):
-        records[asset] = ledger.records(asset, ledger.partitions(asset))
+        records[asset] = ledger.records(asset, ledger.named(asset))
     report = Report(root, datetime.now(UTC), raw_shards=len(curated))
     report.proof = ProofStore(root).summary()
     report.stages = {output.asset: _stage(output.asset, output.source, records) for output in OUTPUTS}
@@ -211,7 +212,11 @@ def gather(root: str, progress: Callable[[int, int], None] = lambda done, of: No
     _note_settings(report, records)
     keys, digests = sorted(curated), dict[str, list[npt.NDArray[np.uint64]]]()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for done, part in enumerate(pool.map(partial(shard_report, root, ledger, records), keys), start=1):
+        chosen = frozenset(evenly_spread(keys, MOST_SCORED))
+        parts = pool.map(
+            lambda key: shard_report(root, ledger, records, key, reads_scores=key in chosen), keys
+        )
+        for done, part in enumerate(parts, start=1):
             _add(report, part)
             for what, found in part.digests.items():
                 digests.setdefault(what, []).append(found)

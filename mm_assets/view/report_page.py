@@ -16,6 +16,7 @@ from mm_assets.model.errors import counted
 from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
 from mm_assets.model.json_codec import is_json
+from mm_assets.pool.workers import WorkerPool
 from mm_assets.storage.files import join, publish_bytes, read_bytes
 from mm_assets.storage.stores import without_secrets
 from mm_assets.view.html import note, page
@@ -51,6 +52,7 @@ PAGE: Final = "index.html"
 CARD: Final = "README.md"
 _MOST_LABELS: Final = 12
 _MOST_REASONS: Final = 20
+_MOST_SHARDS: Final = 2000  # to read the accounts of more takes a minute
 _STATED: Final = "not stated"
 
 
@@ -91,6 +93,18 @@ def publish_report(root: str) -> str:
     page_uri = join(root, REPORT, PAGE)
     publish_bytes(page_uri, report_page(gather(root)).encode())
     return page_uri
+
+
+def page_entry(root: str, shards: int) -> dict[str, Any]:
+    """Write the page to its place, and return the entry of an event that tells where it is, as plain values.
+
+    Images of it are decoded in a process of its own. Of very many shards nothing is written.
+    """
+    if shards > _MOST_SHARDS:
+        return {"page": f"written by mm-assets report: of more than {_MOST_SHARDS:,} shards"}
+    with WorkerPool(1) as pool:
+        ((_, page),) = pool.map(publish_report, [root])
+    return {"page": {"path": page} if isinstance(page, str) else page.message}
 
 
 def summary(report: Report) -> str:

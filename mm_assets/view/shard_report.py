@@ -165,8 +165,15 @@ def is_current(records: Records, asset: str, key: str) -> bool:
     return of is not None and record.account.get("inputs", {}).get(source, of.version) == of.version
 
 
-def shard_report(root: str, ledger: Ledger, records: Records, key: str) -> ShardReport:
-    """Return what one shard has."""
+def shard_report(
+    root: str, ledger: Ledger, records: Records, key: str, *, reads_scores: bool = True
+) -> ShardReport:
+    """Return what one shard has.
+
+    Args:
+        records: of all shards.
+        reads_scores: whether its scores and columns are read, beside its accounts.
+    """
     part = ShardReport()
     losses = {}
     for output in OUTPUTS:
@@ -179,10 +186,9 @@ def shard_report(root: str, ledger: Ledger, records: Records, key: str) -> Shard
     for asset, items in losses.items():
         _count_losses(part, asset, items)
     _note_faults(part, losses.get(CURATED.asset))
-    is_filtered = is_current(records, FILTERED.asset, key)
     dropped = _of_outcome(filtered, "filtered")
     sizes = None
-    if is_filtered and is_current(records, IMAGES, key) and is_current(records, SAMPLES, key):
+    if reads_scores and all(is_current(records, of, key) for of in (FILTERED.asset, IMAGES, SAMPLES)):
         try:
             sizes = _count_images(part, join(root, DERIVED_FOLDERS[IMAGES], file_name), dropped)
             gone = dropped.filter(pc.equal(dropped["position"], -1))["sample_id"].combine_chunks()
@@ -190,8 +196,12 @@ def shard_report(root: str, ledger: Ledger, records: Records, key: str) -> Shard
             _count_labels(part, join(root, CURATED.folder, file_name), gone)
             part.is_scored = True
         except (OSError, UnreadableFile, MmAssetsError) as error:
+            part.spreads, part.labels, part.digests, part.formats = {}, {}, {}, Labels()
+            sizes = None
             part.notes.append(f"left out: {error_line(error).removeprefix(join(root, ''))}")
     if filtered is not None:
+        if sizes is None:
+            sizes = _estimated_sizes(dropped, *(records[one.asset][key] for one in (CURATED, FILTERED)))
         _count_losses(part, FILTERED.asset, filtered, sizes)
         _count_reasons(part, dropped, file_name)
     return part
@@ -206,25 +216,35 @@ def _of_outcome(items: pa.Table | None, outcome: str) -> pa.Table:
     return _NO_ITEMS if items is None else items.filter(pc.equal(items["outcome"], outcome))
 
 
-def _count_losses(part: ShardReport, asset: str, items: pa.Table, sizes: pa.Table | None = None) -> None:
-    """Count the items that were taken out, by kind.
+Sizes = Mapping[str, int]
+"""Bytes of dropped images by kind."""
 
-    Args:
-        sizes: bytes of dropped images by kind, as stored scores have them; None: as the ledger has them.
-    """
+
+def _estimated_sizes(dropped: pa.Table, curated: ShardRecord, filtered: ShardRecord) -> Sizes:
+    """Return the bytes of all dropped images, divided by how long their members in the raw shard are."""
+    gone = Amounts.written(curated).nbytes - Amounts.written(filtered).nbytes
+    images = dropped.filter(pc.equal(dropped["modality"], "image"))
+    groups = images.group_by("kind").aggregate([("byte_size", "sum")])
+    known = dict(zip(groups["kind"].to_pylist(), groups["byte_size_sum"].to_pylist(), strict=True))
+    of = sum(size or 0 for size in known.values())
+    sizes = {kind: gone * (size or 0) // of if of else 0 for kind, size in known.items()}
+    if sizes:  # what is left of the division
+        sizes[max(sizes, key=sizes.__getitem__)] += gone - sum(sizes.values())
+    return sizes
+
+
+def _count_losses(part: ShardReport, asset: str, items: pa.Table, sizes: Sizes | None = None) -> None:
+    """Count the items that were taken out, by kind; without ``sizes``, bytes are those in the raw shard."""
     lost = items.filter(pc.is_in(items["outcome"], pa.array(["filtered", "quarantined"])))
     lost = lost.filter(pc.is_valid(lost["position"]))  # a damaged range holds an unknown number of items
     groups = lost.group_by(["outcome", "kind", "modality"]).aggregate(
         [("position", "count"), ("byte_size", "sum")]
     )
-    known = (
-        {}
-        if sizes is None
-        else dict(zip(sizes["kind"].to_pylist(), sizes["byte_size_sum"].to_pylist(), strict=True))
-    )
     for group in groups.to_pylist():
         count, modality = group["position_count"], group["modality"]
-        nbytes = known.get(group["kind"], group["byte_size_sum"]) if modality == "image" else 0
+        nbytes = 0
+        if modality == "image":
+            nbytes = group["byte_size_sum"] if sizes is None else sizes.get(group["kind"], 0)
         amounts = Amounts(
             count,
             count if modality == "image" else 0,
@@ -237,7 +257,8 @@ def _count_losses(part: ShardReport, asset: str, items: pa.Table, sizes: pa.Tabl
 
 def _count_flags(part: ShardReport, items: pa.Table) -> None:
     flagged = items.filter(pc.equal(items["outcome"], "flagged"))
-    part.flagged.update(_by_reason(flagged))
+    if flagged.num_rows:
+        part.flagged.update(_by_reason(flagged))
 
 
 def _by_reason(items: pa.Table) -> Counter[tuple[str, str]]:
@@ -283,7 +304,7 @@ def _numbers(column: pa.ChunkedArray) -> Numbers:
     return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
 
 
-def _count_images(part: ShardReport, uri: str, dropped: pa.Table) -> pa.Table:
+def _count_images(part: ShardReport, uri: str, dropped: pa.Table) -> Sizes:
     """Count the scores of images, and return the bytes of the dropped ones by kind."""
     table = read_small_table(uri)
     measured = dict(_measured_columns(table))
@@ -309,7 +330,8 @@ def _count_images(part: ShardReport, uri: str, dropped: pa.Table) -> pa.Table:
     _count_texts(part.formats, table["format"].fill_null("unreadable"), is_dropped)
     if digest in table.column_names:
         part.digests["images with equal bytes"] = _first_bits(table[digest])
-    return table.filter(table["kind"].is_valid()).group_by("kind").aggregate([("byte_size", "sum")])
+    groups = table.filter(table["kind"].is_valid()).group_by("kind").aggregate([("byte_size", "sum")])
+    return dict(zip(groups["kind"].to_pylist(), groups["byte_size_sum"].to_pylist(), strict=True))
 
 
 def _count_samples(part: ShardReport, uri: str, dropped: pa.Table, gone: pa.Array) -> None:

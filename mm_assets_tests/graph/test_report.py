@@ -21,6 +21,7 @@ from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.raw import RawShards
 from mm_assets.graph.resources import MaintainedStorage
+from mm_assets.view import report_page
 from mm_assets.view.html import INLINE
 from mm_assets.view.overview import Measures, measure
 from mm_assets_tests.graph.deployment import Deployment
@@ -202,3 +203,13 @@ def test_without_shards_there_is_none(tmp_path: Path, deploy: Callable[..., Depl
         assert report_event(instance, str(tmp_path)) is None
         instance.add_dynamic_partitions(str(SHARDS.name), ["a"])
         assert report_event(instance, str(tmp_path)) is None
+
+
+def test_the_event_tells_where_the_page_is(filtered: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = values(report_event(filtered.instance, filtered.storage))["page"]
+    assert page == f"{filtered.storage}/report/index.html"
+    assert "= filtered_parquet" in Path(str(page)).read_text()
+    monkeypatch.setattr(report_page, "_MOST_SHARDS", 2)
+    assert values(report_event(filtered.instance, filtered.storage))["page"] == (
+        "written by mm-assets report: of more than 2 shards"
+    )

@@ -21,6 +21,7 @@ from PIL import Image
 from mm_assets.demo import make_shards
 from mm_assets.filters.clip import ClipEmbedding
 from mm_assets.filters.measure import column_of
+from mm_assets.view import report as report_module
 from mm_assets.view.report import NOTHING, Report, gather
 from mm_assets.view.report_page import card, publish_report, report_page
 from mm_assets.view.shard_report import Amounts
@@ -225,7 +226,7 @@ def test_scores_that_are_damaged_are_left_out_and_named(hostile: Deployment, tmp
     found = gather(copy.storage)
     assert found.scored_shards == 3
     assert len(found.notes) == 1 and found.notes[0].startswith("left out: scores/hostile.parquet: damaged")
-    assert found.stages["filtered_parquet"].unaccounted.items == 0
+    assert {stage.unaccounted for stage in found.stages.values()} == {NOTHING}
     done = run("report", "--storage", copy.storage)
     assert done.returncode == 1 and "scores/hostile.parquet" in done.stderr, (
         "the page is written all the same"
@@ -266,3 +267,13 @@ def test_without_filters_there_is_a_page(tmp_path: Path, deploy: Callable[..., D
     page = Path(publish_report(deployment.storage)).read_text()
     assert "= curated_parquet" in page
     assert "No shard with filtered rows has scores" in page
+
+
+def test_of_many_shards_some_are_read_for_scores_and_all_add_up(
+    hostile: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "MOST_SCORED", 1)
+    found = gather(hostile.storage)
+    assert (found.scored_shards, found.raw_shards) == (1, 4)
+    assert {stage.unaccounted for stage in found.stages.values()} == {NOTHING}, "also in bytes"
+    assert "Of 1 of 4 shards" in report_page(found)
