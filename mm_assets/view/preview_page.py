@@ -294,7 +294,9 @@ def spread_svg(name: str, values: Numbers, kept: Numbers, dropped: Numbers) -> s
     drawn = np.repeat(values, np.ceil(counts * (SCORES_DRAWN / max(counts.sum(), 1))).astype(np.int64))
     axis = _Axis.over(drawn)
     bars = _bars(values, axis, DROPPED, counts, counts) + _bars(values, axis, KEPT, kept, counts)
-    return _svg(f"distribution of {name}", bars + _ticks(axis))
+    highest, _ = np.histogram(values, axis.edges(), weights=counts)
+    most = _text(_LEFT, _TOP - 6, f"up to {int(highest.max()):,}", "start")
+    return _svg(f"distribution of {name}", bars + most + _ticks(axis))
 
 
 @dataclass(frozen=True)

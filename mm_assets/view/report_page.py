@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mm_assets import __version__
-from mm_assets.accounting.record import BY_ASSET, CURATED, FILTERED
+from mm_assets.accounting.record import BY_ASSET, CURATED, FILTERED, TARS
 from mm_assets.model.errors import counted
 from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
@@ -39,9 +39,12 @@ _STYLE: Final = (
 .wrong {{ color: var(--bad); font-weight: 600; }}
 .plots {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }}
 .plots figure {{ margin: 0; }}
-.plots figcaption {{ font-size: .9rem; color: inherit; }} .plots svg {{ font-size: 20px; }}
+.plots figcaption {{ font-size: .9rem; color: inherit; }} .plots svg {{ font-size: 20px; overflow: visible; }}
+.sheet {{ margin-top: .75rem; }}
 pre {{ white-space: pre-wrap; font-size: .75rem; }}
-@media print {{ body {{ max-width: none; }} section, figure, tr {{ break-inside: avoid; }} }}
+@media print {{
+  body {{ max-width: none; print-color-adjust: exact; }} figure, tr {{ break-inside: avoid; }}
+}}
 """
 )
 _LEGEND: Final = (
@@ -388,33 +391,35 @@ _ALL_CARD: Final = """
 # Interleaved image-text samples
 
 """
-_BLOCK: Final = "dataset_info:\n"
+_FEATURES: Final = "dataset_info:\n"
+_PATTERNS: Final = {CURATED.kind: "*.parquet", TARS.kind: "*.tar"}
 
 
 def cards(root: str, report: Report, outputs: Sequence[str]) -> dict[str, bytes]:
     """Return the cards of published outputs by path below the root: one for each folder, and one for all.
 
+    Hugging Face datasets reads all of a data set in one format. So the card of all declares the outputs of
+    the format that comes first.
+
     Args:
         outputs: assets; those that are neither Parquet nor tars have none of their own.
     """
     found: dict[str, str] = {}
+    loadable = [one for asset in outputs if (one := BY_ASSET[asset]).kind in _PATTERNS]
+    declared = [output for output in loadable if output.kind == loadable[0].kind]
     configs, features = "configs:\n", ""
-    for output in (BY_ASSET[asset] for asset in outputs):
+    for output in loadable:
         path = f"{output.folder}/{CARD}"
-        if output.kind == "parquet":
-            found[path], pattern = _PARQUET_CARD, "*.parquet"
-        elif output.kind == "webdataset":
-            stored = (read_bytes(join(root, path)) or b"").decode()
-            found[path], pattern = stored, "*.tar"
-            if _BLOCK in stored:
-                block = stored.partition("\n---\n")[0].partition(_BLOCK)[2]
-                named = block.replace("  config_name: default", f"- config_name: {output.folder}", 1)
-                features = f"{_BLOCK}{named}\n"
-        else:
+        is_tar = output.kind == TARS.kind
+        own = (read_bytes(join(root, path)) or b"").decode() if is_tar else _PARQUET_CARD
+        found[path] = f"{own.rstrip()}\n\n{card(report, [output.asset])}"
+        if output not in declared:
             continue
-        found[path] = found[path].rstrip() + "\n\n" + card(report, [output.asset])
-        data = f'data_files:\n  - {{split: train, path: "{output.folder}/{pattern}"}}'
-        configs += f"- config_name: {output.folder}\n  {data}\n"
+        name = "default" if len(declared) == 1 else output.folder
+        files = f'{{split: train, path: "{output.folder}/{_PATTERNS[output.kind]}"}}'
+        configs += f"- config_name: {name}\n  data_files:\n  - {files}\n"
+        if is_tar and _FEATURES in own:
+            features = _FEATURES + own.partition("\n---\n")[0].partition(_FEATURES)[2] + "\n"
     if found:
         found[CARD] = f"---\n{configs}{features}---\n{_ALL_CARD}{card(report, outputs)}"
     return {path: text.encode() for path, text in found.items()}

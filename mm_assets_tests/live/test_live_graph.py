@@ -142,13 +142,17 @@ def test_asset_graph_is_shown(live: Live, first_run: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.clients
-def test_overview_shows_pictures_without_a_click(live: Live, first_run: str, tmp_path: Path) -> None:
-    """Figures that equal the ledger's, plots and thumbnails, once the sensor has come by."""
+def test_report_shows_pictures_without_a_click(live: Live, first_run: str, tmp_path: Path) -> None:
+    """Figures that equal the ledger's, plots and thumbnails, once the sensor has come by; and the page."""
     wait_for(lambda: live.dev.materializations("report"), 180, "the sensor to write the report")
     png = tmp_path / "report.png"
+    page = (live.storage / "report" / "index.html").as_uri()
+    texts = ["Report on the data set", "What went where", "= filtered_parquet", "Why items were dropped"]
+    screenshot(page, png, texts, images=["data:image/"], size=(1100, 1300))
     plots = ["aspect ratio", "images in a document", "pictures of kept images"]
     pictures = ["data:image/svg+xml", "data:image/webp;base64"]
-    screenshot(f"{live.dev.url}/assets/report", png, plots, images=pictures, size=(1400, 1500))
+    asset = tmp_path / "report_asset.png"
+    screenshot(f"{live.dev.url}/assets/report", asset, plots, images=pictures, size=(1400, 1500))
     events = f"{live.dev.url}/assets/report?view=events"
     screenshot(events, png, ["Kept"], images=["data:image/webp;base64"])
     shard = f"{live.dev.url}/assets/curated_parquet?view=partitions&partition={FIRST[0]}"

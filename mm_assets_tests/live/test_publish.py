@@ -117,7 +117,7 @@ def test_to_a_stand_in_of_the_hub_goes_a_private_data_set(storage: Path, hub: Hu
     tars = [n for n, (_, paths, _) in enumerate(hub.commits) if any(p.endswith(".tar") for p in paths)]
     assert max(tars) < index
     card = there["README.md"].decode()
-    assert "- config_name: filtered" in card and 'path: "webdataset/*.tar"' in card
+    assert 'path: "filtered/*.parquet"' in card and "| final_tars |" in card
     assert record_of(storage, NAME)["state"] == "proven"
 
 
