@@ -1,0 +1,117 @@
+"""`mm-assets reshard`: what it takes, what it says, and what it refuses in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.demo import make_shards
+from mm_assets_tests.cli.commands import fine, only_line, run
+from mm_assets_tests.formats.datasets import read
+from mm_assets_tests.training_set.sets import make_source, tree
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    make_source(folder / "web", "web", shards=3)
+    make_source(folder / "books", "books", samples=8)
+    make_shards(folder / "raw", members=2, pdf=1, samples=4)
+    fine(run("convert", folder / "raw", folder / "parquet", "--to", "parquet"))
+    return folder
+
+
+def test_several_sources_with_weights_are_proven(made: Path, tmp_path: Path) -> None:
+    command = ("reshard", made / "web", made / "books", tmp_path / "set", "--shards", 4, "--prove")
+    weights = ("--weights", f"web=0.5,{made / 'books'}=2", "--tokens", "tokens")
+    done = fine(run(*command, *weights, "--split", "train=0.8,validation=0.2", "--seed", 7)).splitlines()
+    plan = pq.read_table(tmp_path / "set" / "plan.parquet").to_pylist()
+    train = [row for row in plan if row["split"] == "train"]
+    uses = {name: sum(row["repeats"] for row in train if row["source"] == name) for name in ("web", "books")}
+    counts = {name: sum(row["source"] == name for row in train) for name in uses}
+    assert abs(uses["web"] - counts["web"] / 2) <= 0.5 and uses["books"] == 2 * counts["books"]
+    kept = [row for row in plan if row["repeats"]]
+    left_out = len(plan) - len(kept)
+    assert done[0].startswith(f"{tmp_path / 'set'}: 4 shards, {len(kept)} samples, ")
+    assert f", {sum(uses.values())} uses, " in done[1] and f"left out by their weight: {left_out}" in done[1]
+    assert done[2].startswith("  validation: 1 shard, ") and " tokens" in done[2]
+    assert done[3].startswith(
+        f"  proven equal to the sources: {len(kept)} samples, {left_out} left out by their weight, digest "
+    )
+    again = fine(run(*command, *weights, "--split", "train=0.8,validation=0.2", "--seed", 7))
+    assert "there already, of the same samples: 4 shards" in again
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "mds", "parquet", "arrow_cache"])
+def test_raw_shards_and_parquet_become_a_set(made: Path, tmp_path: Path, kind: str) -> None:
+    for source in ("raw", "parquet"):
+        target = tmp_path / source
+        fine(run("reshard", made / source, target, "--to", kind, "--shards", 2, "--prove"))
+        assert fine(run("verify", made / "parquet", target)).splitlines()[-1] == "equal"
+    plans = [pq.read_table(tmp_path / name / "plan.parquet") for name in ("raw", "parquet")]
+    assert plans[0].column("sample_id") == plans[1].column("sample_id")
+    assert set(plans[0].column("source_shard").to_pylist()) == {
+        f"{name}.tar" for name in ("web-00000", "web-00001", "pdf-00000")
+    }
+
+
+def test_the_number_of_workers_changes_no_byte(made: Path, tmp_path: Path) -> None:
+    for workers in (1, 2):
+        target = tmp_path / str(workers) / "set"
+        fine(run("reshard", made / "raw", made / "web", target, "--shards", 3, "--workers", workers))
+    assert tree(tmp_path / "1") == tree(tmp_path / "2")
+
+
+def test_a_dry_run_writes_nothing(made: Path, tmp_path: Path) -> None:
+    command = ("reshard", made / "web", tmp_path / "set", "--split", "train=0.5,test=0.5", "--dry-run")
+    assert [line.split(":")[0] for line in fine(run(*command)).splitlines()] == ["  train", "  test"]
+    assert not (tmp_path / "set").exists()
+
+
+def test_no_shuffle_keeps_the_order(made: Path, tmp_path: Path) -> None:
+    fine(run("reshard", made / "web", tmp_path / "set", "--no-shuffle", "--shard-size", "30KiB"))
+    ids = [read("webdataset", folder).column("sample_id") for folder in (made / "web", tmp_path / "set")]
+    assert ids[0] == ids[1]
+    assert all(tar.stat().st_size < 45 << 10 for tar in (tmp_path / "set").glob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--weights", "web"), "--weights 'web': write it as SRC=NUMBER, such as books=2"),
+        (("--weights", "wep=2"), "weights: there is no source 'wep'; the nearest is web"),
+        (
+            ("--tokens", "nothing"),
+            "nothing is no column of its samples' metadata (url, tokens, quality), and no",
+        ),
+        (
+            ("--split-by", "domain(uri)"),
+            "uri is no column of its samples' metadata (url, tokens, quality), and",
+        ),
+    ],
+)
+def test_flags_that_do_not_fit(made: Path, tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:
+    assert reason in only_line(run("reshard", made / "web", tmp_path / "set", *flags))
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("split", ["train=0.9", "train=0.5,train=0.5", "a-b=1", "train=2,x=-1", "train"])
+def test_splits_that_are_none(made: Path, tmp_path: Path, split: str) -> None:
+    done = run("reshard", made / "web", tmp_path / "set", "--split", split)
+    assert done.returncode == 2 and "argument --split: must" in done.stderr
+
+
+def test_one_id_in_two_sources_is_one_line(made: Path, tmp_path: Path) -> None:
+    make_source(tmp_path / "more", "web", shards=1)
+    line = only_line(run("reshard", made / "web", tmp_path / "more", tmp_path / "set"))
+    assert line.startswith(
+        f"{made}/web/web-0.tar and {tmp_path}/more/web-0.tar: duplicate_id: sample id 'web/doc."
+    )
+    assert line.endswith("ids are unique in a training set: convert a source with --sample-id-prefix shard")
+
+
+def test_a_set_inside_its_source_is_refused(made: Path) -> None:
+    line = only_line(run("reshard", made / "web", made / "web" / "set"))
+    assert line == f"{made}/web/set: the output cannot be inside the input {made}/web"

@@ -1,0 +1,49 @@
+"""The asset `training_set`: made where it is asked for, from the tars of all shards, and proven."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+
+from mm_assets_tests.cli.commands import fine, run
+from mm_assets_tests.headless.conftest import ASSETS, Project
+
+
+def test_it_is_made_where_it_is_asked_for(project: Project) -> None:
+    project.shards("abcdef")
+    fine(project.run())
+    assert not (project.storage / "training").exists()
+    assert set(project.made()) == set(ASSETS)
+    assert fine(project.run("--assets", "training_set", "--dry-run")).splitlines() == [
+        "training_set would be made of the tars there are"
+    ]
+    settings = {"MM_TRAINING_SPLIT": "train=0.5,validation=0.5", "MM_TRAINING_TOKENS": "words"}
+    done = fine(project.run("--assets", "training_set", **settings)).splitlines()
+    assert done[0].startswith("training_set: 6 samples in 2 shards, 6 uses, 0 left out; plan ")
+    assert done[1].startswith("union: passed, digest ")
+    found = fine(run("verify", project.storage / "webdataset", project.storage / "training"))
+    assert found.splitlines()[-1] == "equal"
+    plan = pq.read_table(project.storage / "training" / "plan.parquet").to_pylist()
+    assert {(row["source"], row["tokens"]) for row in plan} == {("webdataset", 2)}, "words are a stored score"
+    note = json.loads((project.storage / "ledger" / "training_set.json").read_text())
+    assert (note["samples"], note["plan"]) == (6, "training/plan.parquet")
+
+
+def test_new_shards_go_in_with_the_next_one(project: Project) -> None:
+    project.shards("ab")
+    fine(project.run("--assets", "curated_parquet,image_scores,sample_scores,filtered_parquet,final_tars"))
+    fine(project.run("--assets", "training_set"))
+    project.shards("c")
+    assert "training_set: 3 samples" in fine(project.run("--assets", f"{','.join(ASSETS)},training_set"))
+
+
+def test_without_tars_it_fails_in_one_line(project: Project) -> None:
+    project.shards("a")
+    done = project.run("--assets", "training_set")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("mm-assets: ")]
+    assert (
+        line.startswith("mm-assets: step training_set failed: ")
+        and str(project.storage / "webdataset") in line
+    )

@@ -1,0 +1,59 @@
+"""Training sets on a real S3 server and on a Ray cluster are those of local disks, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mm_assets.formats.names import format_of
+from mm_assets_tests.cli.commands import fine, run
+from mm_assets_tests.live.ray_nodes import ray_nodes
+from mm_assets_tests.live.s3_server import S3Server
+from mm_assets_tests.training_set.sets import make_source, tree
+
+SPLIT = ("--split", "train=0.7,validation=0.3", "--shards", 4)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    make_source(folder / "web", "web", shards=3, size=40_000)
+    for kind in ("webdataset", "parquet", "mds", "arrow_cache"):
+        fine(run("reshard", folder / "web", folder / kind / "set", "--to", kind, *SPLIT))
+    return folder
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize("kind", ["webdataset", "parquet", "mds", "arrow_cache"])
+def test_from_bucket_to_bucket(s3: S3Server, made: Path, tmp_path: Path, kind: str) -> None:
+    bucket = s3.new_bucket()
+    s3.filesystem().put(str(made / "web"), f"{bucket}/web", recursive=True)
+    command = ("reshard", f"s3://{bucket}/web", f"s3://{bucket}/set", "--to", kind, *SPLIT)
+    fine(run(*command, "--prove", **s3.env))
+    s3.filesystem().get(f"{bucket}/set", str(tmp_path / "set"), recursive=True)
+    found, expected = tree(tmp_path / "set"), tree(made / kind / "set")
+    if kind == "arrow_cache":  # in a bucket its files have names of their own
+        assert {name for name in found if not name.endswith((".arrow", ".json"))} == {
+            name for name in expected if not name.endswith((".arrow", ".json"))
+        }
+    else:
+        assert found == expected
+    assert fine(run("verify", f"s3://{bucket}/set", made / "web", **s3.env)).splitlines()[-1] == "equal"
+    # Once more with one shard less: only that is made.
+    paths = s3.filesystem().find(f"{bucket}/set")
+    written = format_of(kind).written
+    (lost,) = [
+        path for path in paths if "/train-000001" in path and path.endswith(written) and ".mm_" not in path
+    ]
+    s3.filesystem().rm_file(lost)
+    again = fine(run(*command, **s3.env))
+    assert "there already, of the same samples: 3 shards" in again
+
+
+@pytest.mark.live
+def test_on_ray(made: Path, tmp_path: Path) -> None:
+    with ray_nodes() as nodes:
+        settings = {"MM_ENGINE": "ray", "MM_RAY_ADDRESS": nodes.address}
+        fine(run("reshard", made / "web", tmp_path / "set", *SPLIT, "--prove", **settings))
+    assert tree(tmp_path / "set") == tree(made / "webdataset" / "set")
