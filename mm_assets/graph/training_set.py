@@ -91,7 +91,7 @@ def training_set(training: TrainingRecipe, workers: Workers) -> dg.MaterializeRe
     differences = {"differences": {"json": list(proof.differences)}, "digest": proof.digest}
     return dg.MaterializeResult(
         metadata=metadata_values({**plain, "dagster/uri": join(made.folder, PLAN_FILE)}),
-        data_version=dg.DataVersion(report.digest),
+        data_version=dg.DataVersion(f"{report.digest}-{proof.digest}"),
         check_results=[
             dg.AssetCheckResult(
                 check_name=UNION, passed=not proof.differences, metadata=metadata_values(differences)

@@ -191,9 +191,7 @@ class TrainingSet:
         """
         plan = self.plan(sources, recipe, pool)
         jobs = self._jobs(plan, sources)
-        digest = xxhash.xxh3_128_hexdigest(
-            "\n".join([*(job.digest for job in jobs), recipe.to_json()]).encode()
-        )
+        digest = _digest_of(plan, self.kind, recipe)
         plan = plan.replace_schema_metadata({_RECIPE: recipe.to_json(), _DIGEST: digest})
         with readable_store_errors(), located(self.folder):
             if not overwrite:
@@ -362,6 +360,15 @@ class TrainingSet:
         with staged(self._plan_uri, self.options) as file:
             pq.write_table(plan, file.path, compression="zstd")
             file.publish()
+
+
+def _digest_of(plan: pa.Table, kind: str, recipe: Recipe) -> str:
+    """Return the digest of a plan. Where and when its sources were written has no part in it."""
+    digest = xxhash.xxh3_128(f"{_REVISION} {kind} {recipe.to_json()}".encode())
+    for column in plan.columns:
+        for chunk in column.chunks:
+            digest.update(json.dumps(chunk.to_pylist()).encode())
+    return digest.hexdigest()
 
 
 def _is_hidden(path: str) -> bool:
