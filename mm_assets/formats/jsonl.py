@@ -20,6 +20,7 @@ import os
 import posixpath
 import re
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -31,16 +32,24 @@ import xxhash
 
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.document_layouts import LAYOUTS, Layout, layout_of
-from mm_assets.formats.names import ARRAY_SUFFIXES, LINES_SUFFIXES, format_of, is_lines, sample_key
+from mm_assets.formats.names import (
+    ARRAY_SUFFIXES,
+    LINES_SUFFIXES,
+    TAR_SUFFIXES,
+    format_of,
+    is_lines,
+    sample_key,
+)
 from mm_assets.formats.parquet.reader_writer import ROWS_PREFIX
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.tar import TarDamage, TarWriter, damage
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member
 from mm_assets.formats.tar.spool import open_tar, unpacked_limit
+from mm_assets.formats.unfolding import image_fields
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_document_layout
 from mm_assets.formats.webdataset.folders import tar_samples
-from mm_assets.formats.webdataset.layout import SAMPLE_ID, RawLayout, SampleError, is_native_layout
+from mm_assets.formats.webdataset.layout import IMAGES, SAMPLE_ID, RawLayout, SampleError, is_native_layout
 from mm_assets.formats.webdataset.native import SampleEncoder, decode_native, folded
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.rows import Sample
@@ -56,6 +65,7 @@ from mm_assets.storage.files import (
     is_remote,
     join,
     local_path,
+    open_binary,
     remove,
     staged,
 )
@@ -71,6 +81,7 @@ _IMAGES = re.compile(rf"(.+)\.[0-9a-f]{{16}}{re.escape(IMAGES_SUFFIX)}")
 
 # Lines of others name no tar: theirs has the same name as the lines, with one of these suffixes.
 TARS_OF_OTHERS = (IMAGES_SUFFIX, ".tar")
+_FIRST_LINE = 4 << 20  # bytes
 _NO_TAR = ": no tar is beside the lines; MM_IMAGES_FROM tells where their images lie"
 
 
@@ -107,6 +118,34 @@ def lines_beside(tar: str) -> set[str]:
     folder, name = posixpath.split(tar)
     found = {tar[: -len(suffix)] for suffix in TARS_OF_OTHERS if tar.endswith(suffix)}
     return found if (ours := lines_of(name)) is None else {*found, posixpath.join(folder, ours)}
+
+
+def without_images(files: Sequence[str], options: StorageOptions | None = None) -> list[str]:
+    """Return raw shards without the tars that have only the images of JSON lines among them.
+
+    Such are ``NAME.images.tar`` beside ``NAME.jsonl``. Any other ``NAME.tar`` is one only if all tars have
+    lines beside them, and the first document of these names an image: else the lines are a log of the tars.
+    """
+    lines = {stem_of(file): file for file in files if is_lines(file)}
+    of_tars = {
+        file: lines.keys() & lines_beside(file) for file in files if file.lower().endswith(TAR_SUFFIXES)
+    }
+    others = [tar for tar in of_tars if not tar.endswith(IMAGES_SUFFIX) or not of_tars[tar]]
+    if others and all(of_tars[tar] for tar in others):
+        others = [] if _names_image(lines[min(of_tars[others[0]])], options) else others
+    return [file for file in files if file not in of_tars or file in others]
+
+
+def _names_image(lines: str, options: StorageOptions | None) -> bool:
+    """Return whether the first line is a document of others that names an image. Ours names its tar."""
+    try:
+        with open_binary(lines, options) as file:
+            text = gzip.GzipFile(fileobj=file) if lines.lower().endswith(".gz") else file
+            document = json.loads(text.readline(_FIRST_LINE))
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError):  # told when it is read
+        return False
+    is_of_others = isinstance(document, dict) and not is_native_layout(document)
+    return is_of_others and bool(image_fields(document, IMAGES))
 
 
 def is_plain_name(name: object) -> bool:

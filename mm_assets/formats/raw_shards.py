@@ -23,7 +23,7 @@ from functools import cache, cached_property
 
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.document_tars import PluginAddress
-from mm_assets.formats.jsonl import IMAGES_SUFFIX, lines_beside, samples_of, stem_of, tars_beside
+from mm_assets.formats.jsonl import samples_of, tars_beside, without_images
 from mm_assets.formats.names import (
     NAMED_SUFFIXES,
     RAW_SUFFIXES,
@@ -427,9 +427,8 @@ class RawLocations:
                     f"{location}: no raw shard: the name of one ends in {', '.join(RAW_SUFFIXES)}"
                 )
             excluded.update(file for file in shards if self._is_excluded(file))
-            chosen, passed_over = first_kind(
-                _without_images([file for file in shards if file not in excluded])
-            )
+            included = [file for file in shards if file not in excluded]
+            chosen, passed_over = first_kind(without_images(included, self._options))
             files += chosen or shards
             unmatched += passed_over_lines(location, chosen, passed_over)
         unmatched += [not_utf8(file) for file in files if not is_utf8(file)]
@@ -458,14 +457,6 @@ class RawLocations:
         if folder not in self._real_folders:
             self._real_folders[folder] = os.path.realpath(folder)
         return os.path.join(self._real_folders[folder], name)
-
-
-def _without_images(files: Sequence[str]) -> list[str]:
-    """Return raw shards without the tars that have only the images of JSON lines among them."""
-    stems = {stem_of(file) for file in files if is_lines(file)}
-    return [
-        file for file in files if not file.endswith(IMAGES_SUFFIX) or stems.isdisjoint(lines_beside(file))
-    ]
 
 
 _NAMED = 3  # files in a line

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from mm_assets.formats.names import (
     ARRAY_SUFFIXES,
+    LINES_SUFFIXES,
     PARQUET_SUFFIXES,
     SHOWN,
     TAR_SUFFIXES,
@@ -30,6 +31,7 @@ from mm_assets.formats.names import (
     first_kind,
     format_by_suffix,
     format_of,
+    is_lines,
     listed,
     output_of,
     passed_over_lines,
@@ -74,6 +76,8 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         names = expand_paths(source, SUFFIXES, options)
     else:
         names = names_in(source, options)
+    if _are_images_of_lines(source, names, options):
+        return "jsonl"
     names, incidental = _without_incidental(names)
     if incidental:
         warn_user(_incidental_line(source, incidental))
@@ -93,6 +97,16 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
             "name one of them, by its folder or a pattern of its files"
         )
     return found.pop()
+
+
+def _are_images_of_lines(source: str, names: Iterable[str], options: StorageOptions | None) -> bool:
+    """Return whether the tars among some files have the images of the JSON lines beside them."""
+    if _formats_of(names) != {"jsonl", "webdataset"}:
+        return False
+    from mm_assets.formats.jsonl import without_images
+
+    files = without_images(expand_paths(source, (*LINES_SUFFIXES, *TAR_SUFFIXES), options), options)
+    return all(map(is_lines, files))
 
 
 def other_formats(folder: str, kind: str, options: StorageOptions | None = None) -> list[str]:

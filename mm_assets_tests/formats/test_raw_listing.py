@@ -4,7 +4,9 @@ version is told from the next.
 
 from __future__ import annotations
 
+import gzip
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from mm_assets.formats.raw_shards import (
     files_of,
     unchanged_shards,
 )
+from mm_assets.formats.registry import detect_format
 from mm_assets_tests.formats.shelf import TwoSchemesFileSystem
 
 TIME = 1_600_000_000_000_000_000
@@ -149,6 +152,34 @@ def test_a_folder_stands_for_its_tars_and_without_any_for_its_parquet(raw: Path)
         "c/none",
         "c/x",
     ]
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        ({"train.jsonl": '{"image": "a.jpg"}\n{', "train.tar": ""}, [".jsonl"]),
+        ({"train.jsonl.gz": gzip.compress(b'{"images": [null, "a.jpg"]}\n'), "train.tar": ""}, [".jsonl.gz"]),
+        ({"train.jsonl": '{"image": "a.jpg"}\n', "train.tar": "", "val.jsonl": "{"}, [".jsonl", ".jsonl"]),
+        ({"train.jsonl": '{"image": "a.jpg"}\n', "train.tar": "", "val.tar": ""}, [".tar", ".tar"]),
+        ({"train.jsonl": '{"level": "info", "message": "x"}\n', "train.tar": ""}, [".tar"]),
+        ({"train.jsonl": "\n", "train.tar": ""}, [".tar"]),
+        ({"train.jsonl": '{"images": ["0.jpg"], "_row_extra": {}}\n', "train.tar": ""}, [".tar"]),
+    ],
+)
+def test_lines_come_before_the_tars_of_their_images(
+    tmp_path: Path, files: dict[str, Any], chosen: list[str]
+) -> None:
+    """Only where they are documents, and each tar has some; else they may be a log."""
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    found = listing(str(tmp_path))
+    places = [Path(file) for shard in found.values() for file in files_of(shard.uri)]
+    assert [place.name.removeprefix(place.name.split(".")[0]) for place in places] == chosen
+    is_told = "passed over, such as train.jsonl; name *.jsonl" in "".join(found.unmatched)
+    assert is_told == (chosen[0] == ".tar")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert detect_format(str(tmp_path)) == ("webdataset" if chosen[0] == ".tar" else "jsonl")
 
 
 def test_tars_that_are_outputs_do_not_hide_parquet(raw: Path) -> None:
