@@ -339,7 +339,7 @@ class TextWordRepetition(TextMeasure):
 
 @dataclass(frozen=True)
 class CharacterRepetition(SampleMeasure):
-    """The same over all texts of a sample."""
+    """Share of n-grams of characters that repeat one, in all texts of a sample as one text."""
 
     name = "character_repetition"
     type = pa.float64()
@@ -356,7 +356,7 @@ class CharacterRepetition(SampleMeasure):
 
 @dataclass(frozen=True)
 class WordRepetition(SampleMeasure):
-    """The same over all texts of a sample."""
+    """Share of n-grams of words that occur more than once, in all texts of a sample as one text."""
 
     name = "word_repetition"
     type = pa.float64()

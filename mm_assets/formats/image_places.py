@@ -2,7 +2,7 @@
 
 * `image_places`: the places that a text of locations names, looked through once in a process.
 * `ImagePlaces.find`: the place of an image by its name or URL, or the fault for which there is none.
-* `broken_data_url`: the fault of a name that is none.
+* `broken_data_url`, `unfetched_url`: the fault of a name that is none.
 
 Tars are indexed by the names of their members, and by what img2dataset notes of each download: URL and key.
 The index takes about 100 bytes an image. The workers of a run share it as a mapped Arrow file.
@@ -356,6 +356,14 @@ def broken_data_url(token: object) -> Fault | None:
     if not isinstance(token, str) or not token.startswith("data:"):
         return None
     return Fault(DANGLING_REFERENCE, f"dangling reference {token!r:.200}: a broken data URL: no valid base64")
+
+
+def unfetched_url(token: object) -> Fault | None:
+    """Return the fault of a name that is a URL; None of others."""
+    if not isinstance(token, str) or not _URL.match(token):
+        return None
+    hint = "a URL, and nothing is fetched: download the images first, see docs/raw_shards.md"
+    return Fault(DANGLING_REFERENCE, f"dangling reference {token!r:.200}: {hint}")
 
 
 def _absolute_path(token: str) -> str | None:

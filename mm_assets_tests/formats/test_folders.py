@@ -120,6 +120,22 @@ def test_an_imagefolder(tmp_path: Path) -> None:
     assert json.loads(losses[1].source_ref)["path"] == "train/unnamed.jpg"
 
 
+def test_urls_are_not_names_in_the_folder(tmp_path: Path) -> None:
+    """They are told as such, and found in the places that a user names."""
+    tokens = ["http://x.org/a/../1.jpg", "file:///etc/1.jpg", "1.jpg"]
+    files = {"metadata.jsonl": [{"file_names": tokens}], "1.jpg": JPG}
+    source = folder(tmp_path / "set" / "deep", files).parent
+    (found,) = samples(reader_of(source))[0].values()
+    advice = "a URL, and nothing is fetched: download the images first, see docs/raw_shards.md"
+    assert found == [*(f"dangling reference {token!r}: {advice}" for token in tokens[:2]), JPG]
+    tars = make_tar(
+        tmp_path / "t.tar",
+        [("0.jpg", JPG2), ("0.json", {"key": "0", "url": tokens[0], "status": "success"})],
+    )
+    (found,) = samples(reader_of(source, images_from=str(tars)))[0].values()
+    assert found[::2] == [JPG2, JPG]
+
+
 def test_locators_name_the_files(tmp_path: Path) -> None:
     """And lead to their bytes; those of a line, and of a row, too."""
     reader = reader_of(folder(tmp_path / "set", IMAGEFOLDER))

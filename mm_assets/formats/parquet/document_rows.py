@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from mm_assets.formats.batching import SampleIds, row_bytes
 from mm_assets.formats.document_layouts import LAYOUT
-from mm_assets.formats.image_places import ImagesElsewhere
+from mm_assets.formats.image_places import ImagesElsewhere, unfetched_url
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.parquet.document_file import DocumentFile
 from mm_assets.formats.parquet.document_layout import (
@@ -63,10 +63,9 @@ def no_bytes(name: str | None) -> Fault:
     """
     if name is None:
         return Fault(DANGLING_REFERENCE, "dangling reference: neither bytes nor a name")
-    hint = "a name without bytes, and names are not fetched"
-    if name.startswith(("http://", "https://")):
-        hint = "a URL, and nothing is fetched: download the images first, see docs/raw_shards.md"
-    words = f"dangling reference {name!r:.200}: {hint}"
+    if name.startswith(("http://", "https://")) and (fault := unfetched_url(name)) is not None:
+        return fault
+    words = f"dangling reference {name!r:.200}: a name without bytes, and names are not fetched"
     return Fault(DANGLING_REFERENCE, words)
 
 

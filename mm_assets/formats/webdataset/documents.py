@@ -19,7 +19,7 @@ from mm_assets.formats.document_layouts import (
     is_list_of_texts,
     layout_of,
 )
-from mm_assets.formats.image_places import MIME, ImagesElsewhere, broken_data_url
+from mm_assets.formats.image_places import MIME, ImagesElsewhere, broken_data_url, unfetched_url
 from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
 from mm_assets.formats.names import is_line
 from mm_assets.formats.reports import IMAGE, TEXT
@@ -224,6 +224,7 @@ class Mint1tDecoder:
         self.unread_parts: dict[str, None] = {}
         self.referenced: set[str] = set()
         self.elsewhere: ImagesElsewhere | None = None  # images that only lie in other files
+        self.tells_urls = False  # also what else a URL is
         self.hint = ""  # what the message of a missing member ends with
         self._own_images: dict[str, list[str]] | None = None
 
@@ -459,7 +460,7 @@ class Mint1tDecoder:
                 row.source_ref = member_ref(self.images_path, found.member, found.frame)
                 is_implied = found.frame is None and found.member.name == token
             else:
-                found = broken_data_url(token) or found
+                found = broken_data_url(token) or (unfetched_url(token) if self.tells_urls else None) or found
                 is_hinted = self.hint and found.kind == MISSING_MEMBER
                 row.error = Fault(found.kind, f"{found.message}{self.hint}") if is_hinted else found
                 row.content_type = MIME.get(extension(str(token)))

@@ -269,6 +269,7 @@ class FolderSamples(TarSamples):
         if self._tables:
             decoder = Mint1tDecoder(self.path, self.index, layout, max_member_bytes)
             decoder.referenced.update(member.name for member in self._tables)
+            decoder.tells_urls = True
             lines = [line for table in self._tables for line in self._lines(table)]
             decoder.documents = find_document_layout(lines, decoder, self._payload)
             return decoder, lines
@@ -431,7 +432,10 @@ def _described(payload: dict[str, Any], folder: str, layout: RawLayout) -> dict[
     for value in named:
         tokens += value if isinstance(value, list) else [] if value in (None, "") else [value]
     tokens = [
-        posixpath.normpath(posixpath.join(folder, t)) if isinstance(t, str) and t else t for t in tokens
+        posixpath.normpath(posixpath.join(folder, token))
+        if isinstance(token, str) and token and "://" not in token
+        else token
+        for token in tokens
     ]
     field = next((field for field in _TEXT_FIELDS if isinstance(payload.get(field), str)), None)
     texts = [] if field is None else [payload[field]]
