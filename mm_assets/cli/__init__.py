@@ -25,6 +25,7 @@ COMMANDS = {
     "run": "graph",
     "ui": "graph",
     "statistics": "look",
+    "duplicates": "look",
     "prove": "graph",
     "status": "look",
     "explain": "look",

@@ -295,6 +295,36 @@ def run_statistics(options: argparse.Namespace) -> int:
     return 0
 
 
+def duplicates_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "duplicates",
+        help="find duplicate images and documents in all shards, from the stored scores",
+        description="Find the duplicates that MM_DEDUP_IMAGES and MM_DEDUP_DOCUMENTS have dropped, among all "
+        "shards, from the stored scores. What is filtered from now on is judged by the verdicts.",
+    )
+    add_set_flags(parser)
+    add_storage_flag(parser)
+    parser.set_defaults(run=run_duplicates)
+
+
+def run_duplicates(options: argparse.Namespace) -> int:
+    """Find duplicates and print how many, and the largest clusters.
+
+    Raises:
+        ValueError: for settings that do not fit, and for scores that are missing or damaged.
+    """
+    from mm_assets.duplicates.finder import find_duplicates
+
+    root = storage_root(options)
+    refuse_other_folder(root)
+    with shard_progress() as progress:
+        found = find_duplicates(root, filters_with_overrides(options), progress)
+    for line in found.lines() or ["set MM_DEDUP_IMAGES or MM_DEDUP_DOCUMENTS: see docs/filters.md"]:
+        print(printable(line))
+    return 0
+
+
 _FOR_WORKERS = 20  # shards: to start workers takes longer than to read fewer
 
 

@@ -335,6 +335,8 @@ SCORES = "scores"
 """Side input: the stored image scores of the shard."""
 SAMPLE_SCORES = "sample_scores"
 """Side input: the stored sample scores of the shard."""
+VERDICTS: Final = "verdicts"
+"""Side input: the verdicts on duplicates of the shard; their location, and their digest or nothing."""
 
 NO_MEASURES: Final = MeasureSelection()
 
@@ -429,6 +431,9 @@ class FilterChain:
                     bound[known] = kind.read(*side[name])
                 except (UnreadableFile, FileNotFoundError) as error:
                     warn_user(f"{error}: {'images' if name == SCORES else 'samples'} are measured again")
+        if of_shard := side.get(VERDICTS):
+            for name in ("images", "samples"):
+                bound[name] = tuple(judge.bound(of_shard) for judge in getattr(self, name))
         return replace(self, **bound) if bound else self
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:

@@ -162,6 +162,14 @@ class Filter(ABC, Generic[S]):
         """
         return self
 
+    def bound(self, verdicts: tuple[str, str | None]) -> Self:
+        """Return the filter for one shard.
+
+        Args:
+            verdicts: location and digest of the verdicts on duplicates in it.
+        """
+        return self
+
     def statistics(self) -> tuple[str, ...]:
         """Return the names of the set-wide statistics that the verdict looks at."""
         return ()

@@ -104,7 +104,7 @@ class IdList:
         data = _data_of(self.uri)
         if _digest(self.uri, data) != self.digest:
             raise BadList(f"{self.uri}: changed while it was read: try again")
-        return _sorted(_checked(self.uri, _table_of(self.uri, data), self.columns))
+        return sorted_by_hash(_checked(self.uri, _table_of(self.uri, data), self.columns))
 
 
 @lru_cache(maxsize=256)
@@ -258,7 +258,7 @@ def _keys(table: pa.Table) -> pa.ChunkedArray:
     return table.column(table.column_names[0]).cast(pa.large_string())
 
 
-def _sorted(table: pa.Table) -> pa.Table:
+def sorted_by_hash(table: pa.Table) -> pa.Table:
     """Return a list by the hashes of its keys; of equal keys the first."""
     keys = _keys(table)
     parts = [hashes_of(keys.slice(start, _AT_ONCE).to_pylist()) for start in range(0, len(keys), _AT_ONCE)]

@@ -35,6 +35,7 @@ from mm_assets.filters.measure import (
     SampleMeasure,
     scaled_down,
 )
+from mm_assets.filters.minhash import MinHash
 from mm_assets.filters.scores import HEADER_TYPES, SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA, TEXT_TYPES
 from mm_assets.filters.texts import (
     ALWAYS,
@@ -451,6 +452,7 @@ SAMPLE_MEASURES: tuple[SampleMeasure, ...] = (
     *TEXT_MEASURES,
     TextLanguage(),
     TextLanguageProbability(),
+    MinHash(),
 )
 """Measures in the order of their columns."""
 

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from mm_assets.filters.chain import FilterChain, SampleFilter, ScoreFilter, TextFilter
 from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
+from mm_assets.filters.duplicates import DuplicateDocuments, DuplicateImages
 from mm_assets.filters.filter import (
     Bounds,
     Filter,
@@ -461,6 +462,7 @@ FILTERS: tuple[type[Filter[Any]], ...] = (
     EntropyFilter,
     ClipSimilarityFilter,
     ImageCondition,
+    DuplicateImages,
     *_TEXT_FILTERS,
     TextLanguageFilter,
     TextCondition,
@@ -472,6 +474,7 @@ FILTERS: tuple[type[Filter[Any]], ...] = (
     LanguageFilter,
     RepetitionFilter,
     SampleCondition,
+    DuplicateDocuments,
 )
 """Filters in the order of their application; the ledger names the first that drops something."""
 

@@ -35,9 +35,11 @@ from mm_assets.accounting.record import (
     ShardRecord,
     index_folder,
     lists_folder,
+    statistics_folder,
 )
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
-from mm_assets.filters.chain import FilterChain
+from mm_assets.filters.chain import VERDICTS, FilterChain
+from mm_assets.filters.duplicates import VerdictIndex, duplicate_filters
 from mm_assets.filters.filter import FilterSettingError
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile
@@ -255,11 +257,33 @@ class ParquetIOManager(_ParquetOutput):
     run_job = staticmethod(rewrite_shard)
 
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
-        """Return the jobs with steps that know the columns of all shards; fingerprints stay as they are."""
+        """Return the jobs with what their filters have to know of all shards."""
         chains = [step for step in plan.steps if isinstance(step, FilterChain)]
         with _as_failure():
             for chain in chains:
                 chain.refuse_missing_statistics()
+        jobs, missing = self._with_verdicts(chains, jobs)
+        return [*missing, *self._with_columns(plan, chains, jobs)]
+
+    def _with_verdicts(
+        self, chains: Iterable[FilterChain], jobs: Sequence[ShardJob]
+    ) -> tuple[list[ShardJob], list[ShardResult]]:
+        """Return the jobs with the digests of the verdicts on duplicates, and the faults of those without."""
+        if not duplicate_filters(judge for chain in chains for judge in chain.filters):
+            return list(jobs), []
+        index = VerdictIndex.read(statistics_folder(self.root))
+        faults = {job.key: index.fault(job.key, job.shard.version) for job in jobs}
+        made = [
+            replace(job, options={**job.options, VERDICTS: index.shards[job.key][1]})
+            for job in jobs
+            if faults[job.key] is None
+        ]
+        return made, [ShardResult(key, ok=False, error=fault) for key, fault in faults.items() if fault]
+
+    def _with_columns(
+        self, plan: Plan, chains: Iterable[FilterChain], jobs: Sequence[ShardJob]
+    ) -> Sequence[ShardJob]:
+        """Return the jobs with steps that know the columns of all shards; fingerprints stay as they are."""
         if not any(chain.columns for chain in chains):
             return jobs
         asset = plan.source.asset

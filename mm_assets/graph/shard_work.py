@@ -9,7 +9,7 @@ Nothing here calls Dagster: a worker has no instance, and logs no event. It retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -24,8 +24,11 @@ from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.ledger import Balance, account_table
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof
+from mm_assets.accounting.record import statistics_folder
 from mm_assets.accounting.survey import ShardSurvey, layout_digest, survey_shard
 from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.filters.chain import VERDICTS
+from mm_assets.filters.duplicates import verdicts_uri
 from mm_assets.formats.names import format_of
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
@@ -91,6 +94,9 @@ def convert_shard(
         The result, and the writer's report (None for a shard that failed).
     """
     side_inputs = {name: (shard.uri, shard.version) for name, shard in job.side_inputs.items()}
+    if VERDICTS in job.options:
+        uri = verdicts_uri(statistics_folder(job.root), job.key)
+        side_inputs[VERDICTS] = uri, job.options[VERDICTS]
     steps = tuple(step.bind(side_inputs) if hasattr(step, "bind") else step for step in job.steps)
     watching = None if observer is None else observer(steps)
     partition = Partition(job.key, files_of(job.shard.uri))
@@ -199,9 +205,9 @@ def report_metadata(report: PartitionReport) -> dict[str, Any]:
         "dagster/column_schema": {"table_schema": column_schema(report.schema)},
     }
     if report.filtered:
-        metadata["filtered"] = {"json": _count(loss.kind + ": " + loss.reason for loss in report.filtered)}
+        metadata["filtered"] = {"json": _count_reasons(report.filtered)}
     if report.flagged:
-        metadata["flagged"] = {"json": _count(loss.kind + ": " + loss.reason for loss in report.flagged)}
+        metadata["flagged"] = {"json": _count_reasons(report.flagged)}
     if report.quarantined:
         metadata["quarantined"] = {"json": _count(loss.kind for loss in report.quarantined if loss.is_item)}
         if damaged_ranges := sum(not loss.is_item for loss in report.quarantined):
@@ -224,6 +230,20 @@ def column_schema(schema: pa.Schema) -> list[list[str]]:
 def reader_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that all readers of the graph share."""
     return {"max_batch_bytes": options.get("max_batch_bytes") or DEFAULT_BATCH_BYTES}
+
+
+_MOST_REASONS = 100  # of a kind: those of copies name another item each
+
+
+def _count_reasons(losses: Collection[Loss]) -> dict[str, int]:
+    """Return how many items were lost for each reason; of a kind with very many, for any."""
+    reasons: dict[str, set[str]] = {}
+    for loss in losses:
+        reasons.setdefault(loss.kind, set()).add(loss.reason)
+    return _count(
+        f"{loss.kind}: {loss.reason}" if len(reasons[loss.kind]) <= _MOST_REASONS else loss.kind
+        for loss in losses
+    )
 
 
 def _count(items: Any) -> dict[str, int]:

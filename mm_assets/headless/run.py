@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -23,6 +23,9 @@ from mm_assets.accounting.record import BY_ASSET, TRAINING
 from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.definitions import build_definitions
+from mm_assets.duplicates.finder import find_duplicates, has_verdicts
+from mm_assets.filters.duplicates import duplicate_filters
+from mm_assets.filters.filter import Filter
 from mm_assets.filters.scores import ImageScores, SampleScores
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
@@ -203,16 +206,15 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
                 return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         root, filters = resources["maintained"].root, resources["bounds"].active()
-        statistics = sorted({name for judge in filters for name in judge.statistics()})
-        is_due = is_whole or missing_statistics(root, filters)  # those that there are judge a few shards
-        if statistics and is_due and FILTERED in selection.keys_by_asset:
-            print(f"first pass: scores of all shards, for {', '.join(statistics)}", flush=True)
+        if FILTERED in selection.keys_by_asset and _is_first_pass_due(root, filters, is_whole):
+            needed = [name for judge in filters for name in judge.statistics()]
+            needed += [judge.name for judge in duplicate_filters(filters)]
+            print(f"first pass: scores of all shards, for {', '.join(sorted(set(needed)))}", flush=True)
             job = definitions.resolve_job_def(JOB)
             if _carry_out(instance, job, selection.only(SCORED), RunSummary({}), log_level) == INTERRUPTED:
                 return INTERRUPTED
-            with shard_progress() as progress:
-                computed = compute_statistics(root, filters, progress)
-            print("\n".join(computed.lines()), flush=True)
+            for line in _look_at_the_whole(root, filters, is_whole, selection.keys_by_asset[FILTERED]):
+                print(line, flush=True)
             definitions = build_definitions()  # their filters have the statistics
         job = definitions.resolve_job_def(JOB)
         code = _make(instance, job, selection, raw.locations, settings.max_loss, log_level)
@@ -274,6 +276,35 @@ def find_status() -> tuple[Status, Outlook]:
             return found.status(), found.outlook(schedules(settings), settings.automation)
     finally:
         gc.enable()
+
+
+def _is_first_pass_due(root: str, filters: Sequence[Filter[Any]], is_whole: bool) -> bool:
+    """Return whether scores come first; statistics that there are judge a few shards, verdicts do not."""
+    if duplicate_filters(filters):
+        return True
+    wanted = any(judge.statistics() for judge in filters)
+    return wanted and (is_whole or bool(missing_statistics(root, filters)))
+
+
+def _look_at_the_whole(
+    root: str, filters: Sequence[Filter[Any]], is_whole: bool, keys: Collection[str]
+) -> list[str]:
+    """Compute statistics and find duplicates, as far as filters need them; return lines about them.
+
+    Args:
+        keys: shards that are to be filtered.
+    """
+    lines: list[str] = []
+    if is_whole or missing_statistics(root, filters):
+        with shard_progress() as progress:
+            lines += compute_statistics(root, filters, progress).lines()
+    if is_whole or not has_verdicts(root, filters, keys):
+        with shard_progress() as progress:
+            found = find_duplicates(root, filters, progress)
+        lines += found.lines()
+        if stale := set(found.changed).difference(keys):
+            lines.append(f"`mm-assets run` makes {counted(len(stale), 'other shard')} with other verdicts anew")
+    return lines
 
 
 def _make(

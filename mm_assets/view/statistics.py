@@ -14,7 +14,7 @@ import pyarrow as pa
 from mm_assets.accounting.record import statistics_folder
 from mm_assets.filters.filter import Filter, spelled
 from mm_assets.filters.measure import Score
-from mm_assets.filters.measures import known_measures, names_of
+from mm_assets.filters.measures import MeasureSelection, known_measures, names_of
 from mm_assets.filters.registry import measures_for
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.set_statistics import (
@@ -81,9 +81,7 @@ def compute_statistics(
         return ComputedStatistics({}, 0)
     stored = StoredScores(root, most=None)
     measures = measures_for(filters)
-    if missing := stored.missing(measures):
-        name, shards = next(iter(missing.items()))
-        raise StatisticError(f"{counted(shards, 'shard')} without the score {name}; {how_to_measure([name])}")
+    require_scores(stored, measures)
     columns = sorted({name for judge in filters for name in judge.columns()})
     schemas = stored.schemas() if columns else {}
     for judge in filters:
@@ -100,6 +98,17 @@ def compute_statistics(
         table = collector.table()
     StatisticsFile.publish(statistics_folder(root), table)
     return ComputedStatistics(collector.counted, len(stored.shards), stored.left_out)
+
+
+def require_scores(stored: StoredScores, measures: MeasureSelection) -> None:
+    """Refuse to compute anything of scores that some shards lack.
+
+    Raises:
+        StatisticError: in one line that names a score, and says how to have it measured.
+    """
+    if missing := stored.missing(measures):
+        name, shards = next(iter(missing.items()))
+        raise StatisticError(f"{counted(shards, 'shard')} without the score {name}; {how_to_measure([name])}")
 
 
 def _values(shard: ScoredShard, kind: type[Score], of: str) -> pa.Array | pa.ChunkedArray:

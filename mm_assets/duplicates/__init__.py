@@ -1,0 +1,1 @@
+"""Duplicates: which images and documents of a data set are alike, and which one of them stays."""

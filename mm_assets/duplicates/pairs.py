@@ -1,0 +1,271 @@
+"""Pairs of near duplicates among many hashes or signatures, each verified.
+
+Both searches are given what they compare in the order of preference, without equal ones, and name each by its
+place in that order. They need no database: what may be alike is brought together by sorting parts of the
+values, one part at a time, which takes memory for a few numbers a value.
+
+* `near_hashes`: 256-bit hashes that differ in few bits. Recall is 1: of two that differ in at most 31 bits, one
+  of 16 parts of 16 bits differs in at most one bit.
+* `near_signatures`: MinHash signatures with many equal values. Recall depends on the similarity (`BANDS`).
+
+What is crowded is not compared in full, or it would take the square of its number: where more than `CROWDED`
+values share a part, each is compared with the `LEADERS` that are preferred most.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+CROWDED: Final = 2048
+"""Values that share a part and are compared with each other."""
+
+LEADERS: Final = 64
+"""Values that each is compared with where more share a part."""
+
+THREADS: Final = 2
+
+BANDS: Final = 14
+"""Bands of a signature of 112 values.
+
+Two signatures are compared if the 8 values of one band are equal: so are 92 % of those with a similarity of
+0.8, and 99.9 % of those with 0.9.
+"""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of near duplicates: ``first`` is preferred to ``second``, ``measure`` is their distance or
+    similarity. Each pair is there once.
+    """
+
+    first: Integers
+    second: Integers
+    measure: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @classmethod
+    def of(cls, parts: Iterable[Pairs]) -> Self:
+        """Return the pairs of all parts, each once, in order."""
+        found = list(parts)
+        first, second, measure = (
+            np.concatenate([np.zeros(0, kind), *(getattr(part, name) for part in found)])
+            for name, kind in (("first", np.int64), ("second", np.int64), ("measure", np.float32))
+        )
+        _, places = np.unique(_packed(first, second), return_index=True)
+        return cls(first[places], second[places], measure[places])
+
+
+def _packed(first: Integers, second: Integers) -> Words:
+    """Return one number for each pair, in their order."""
+    return first.astype(np.uint64) << np.uint64(32) | second.astype(np.uint64)
+
+
+_PARTS: Final = 16
+_PART_BITS: Final = 16
+_BUCKETS: Final = 1 << _PART_BITS
+_TILE: Final = 8  # hashes that are compared with as many at once
+_TILES_AT_ONCE: Final = 2048  # so that what is compared stays in the cache of a processor
+_BITS_OF_HALF: Final = 2  # words of four that are compared first: of two other hashes they differ too much
+
+
+def near_hashes(hashes: Words, most: int) -> Pairs:
+    """Return the pairs of hashes that differ in at most so many bits.
+
+    Args:
+        hashes: n x 4 words of 64 bits, all different, in the order of preference.
+        most: bits, up to 31.
+    """
+    if not 0 <= most < 2 * _PARTS:
+        raise ValueError(f"a distance of hashes is 0 to {2 * _PARTS - 1} bits, not {most}")
+    parts = np.ascontiguousarray(hashes).view(np.uint16).reshape(len(hashes), _PARTS)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return Pairs.of(pool.map(lambda part: _alike_in(hashes, parts[:, part], most), range(_PARTS)))
+
+
+class _Tiles:
+    """Hashes in the order of one part, in tiles of hashes with the same part.
+
+    Attributes:
+        places: of the hashes, by place in the tile and number of the tile; -1 where there is none.
+        begins: the first tile of each value of the part, and the end.
+        leaders: end of those of the preferred hashes of each value; where it is not crowded, of all.
+    """
+
+    def __init__(self, hashes: Words, values: npt.NDArray[np.uint16]) -> None:
+        order = np.argsort(values, kind="stable")  # the preferred first
+        counts = np.bincount(values, minlength=_BUCKETS)
+        tiles = -(-counts // _TILE)
+        self.begins = np.concatenate([[0], np.cumsum(tiles)])
+        self.leaders = self.begins[:-1] + np.where(counts > CROWDED, LEADERS // _TILE, tiles)
+        ranks = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        slots = np.repeat(self.begins[:-1], counts) + ranks // _TILE, ranks % _TILE
+        self.value_of = np.repeat(np.arange(_BUCKETS), tiles)
+        self.places = np.full((_TILE, int(self.begins[-1])), -1, np.int64)
+        self.places[slots[1], slots[0]] = order
+        self.words = np.zeros((4, _TILE, int(self.begins[-1])), np.uint64)
+        self.words[:, slots[1], slots[0]] = hashes[order].T
+
+    def pairs(self, flipped: int) -> Iterator[tuple[Integers, Integers]]:
+        """Yield pairs of tiles to be compared: of values of the part that differ in these bits."""
+        tile = np.arange(len(self.value_of))
+        other = self.value_of ^ flipped
+        if flipped:
+            # The one with more tiles among the leaders alone would be left out: both ways where one is crowded.
+            is_crowded = self.leaders < self.begins[1:]
+            both = is_crowded[self.value_of] | is_crowded[other]
+            tile = tile[(other > self.value_of) | both]
+            at = self.begins[self.value_of[tile] ^ flipped]
+        else:
+            at = self.begins[self.value_of[tile]]
+        end = self.leaders[self.value_of[tile] ^ flipped]
+        while len(tile):
+            is_open = at < end
+            tile, at, end = tile[is_open], at[is_open], end[is_open]
+            is_due = at <= tile if not flipped else slice(None)
+            yield tile[is_due], at[is_due]
+            at = at + 1
+
+
+def _alike_in(hashes: Words, values: npt.NDArray[np.uint16], most: int) -> Pairs:
+    """Return the pairs of hashes whose values of a part differ in one bit at most."""
+    tiles = _Tiles(hashes, values)
+    flips = [0] + ([1 << bit for bit in range(_PART_BITS)] if most >= _PARTS else [])
+    found = []
+    for flipped in flips:
+        for ours, theirs in tiles.pairs(flipped):
+            for start in range(0, len(ours), _TILES_AT_ONCE):
+                some = slice(start, start + _TILES_AT_ONCE)
+                found += list(_compared(tiles, ours[some], theirs[some], most))
+    return Pairs.of(found)
+
+
+def _compared(tiles: _Tiles, ours: Integers, theirs: Integers, most: int) -> Iterator[Pairs]:
+    """Yield the pairs of hashes in pairs of tiles that differ in few bits."""
+    mine = [np.take(word, ours, axis=1) for word in tiles.words[:_BITS_OF_HALF]]
+    other = [np.take(word, theirs, axis=1) for word in tiles.words[:_BITS_OF_HALF]]
+    differing = np.empty_like(mine[0])
+    bits, more = np.empty(differing.shape, np.uint8), np.empty(differing.shape, np.uint8)
+    for place in range(_TILE):
+        np.bitwise_count(np.bitwise_xor(mine[0], other[0][place], out=differing), out=bits)
+        np.bitwise_count(np.bitwise_xor(mine[1], other[1][place], out=differing), out=more)
+        near = np.flatnonzero(np.add(bits, more, out=bits) <= most)
+        if not len(near):
+            continue
+        slot, at = np.divmod(near, len(ours))
+        first, second = tiles.places[slot, ours[at]], tiles.places[place, theirs[at]]
+        is_pair = (first >= 0) & (second >= 0) & (first != second)
+        slot, at = slot[is_pair], at[is_pair]
+        first, second = first[is_pair], second[is_pair]
+        differences = tiles.words[:, slot, ours[at]] ^ tiles.words[:, place, theirs[at]]
+        distance = np.bitwise_count(differences).sum(axis=0, dtype=np.int64)
+        is_near = distance <= most
+        first, second = first[is_near], second[is_near]
+        yield Pairs(
+            np.minimum(first, second), np.maximum(first, second), distance[is_near].astype(np.float32)
+        )
+
+
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_AT_ONCE: Final = 1 << 18  # signatures or pairs
+
+
+def near_signatures(signatures: npt.NDArray[np.uint16], rows: Integers, least: float) -> Pairs:
+    """Return the pairs of signatures with at least this share of equal values.
+
+    Args:
+        signatures: n x 112; may be mapped from a file.
+        rows: those that are compared, all different, in the order of preference.
+        least: 0 to 1.
+    """
+    found = Pairs.of([])
+    for band in range(BANDS):
+        known = _packed(found.first, found.second)
+        parts = [found]
+        for first, second in _sharing(_keys(signatures, band)[rows]):
+            is_new = np.isin(_packed(first, second), known, invert=True)
+            first, second = first[is_new], second[is_new]
+            share = _shares(signatures, rows[first], rows[second])
+            is_near = share >= np.float32(least)
+            parts.append(Pairs(first[is_near], second[is_near], share[is_near]))
+        found = Pairs.of(parts)
+    return found
+
+
+def _keys(signatures: npt.NDArray[np.uint16], band: int) -> Words:
+    """Return a number for the values of one band of each signature."""
+    width = signatures.shape[1] // BANDS
+    keys = np.empty(len(signatures), np.uint64)
+    for start in range(0, len(signatures), _AT_ONCE):
+        values = signatures[start : start + _AT_ONCE, band * width : (band + 1) * width]
+        words = np.ascontiguousarray(values).view(np.uint64)
+        mixed = np.zeros(len(words), np.uint64)
+        for word in words.T:
+            mixed = (mixed ^ word) * _MIX
+            mixed ^= mixed >> np.uint64(29)
+        keys[start : start + _AT_ONCE] = mixed
+        _release(signatures)
+    return keys
+
+
+def _release(signatures: npt.NDArray[np.uint16]) -> None:
+    """Let the system have the memory that a mapped file takes."""
+    mapped = getattr(signatures, "_mmap", None)
+    if mapped is not None:
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _sharing(keys: Words) -> Iterator[tuple[Integers, Integers]]:
+    """Yield the pairs of places with equal keys, or hardly any more: the preferred one, and the other."""
+    places = np.uint64(max(len(keys) - 1, 1)).item().bit_length()
+    # Key and place in one number: sorting numbers takes a fifth of the time of finding their order.
+    packed = keys >> np.uint64(places) << np.uint64(places) | np.arange(len(keys), dtype=np.uint64)
+    packed.sort()
+    is_again = packed[1:] >> np.uint64(places) == packed[:-1] >> np.uint64(places)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_again, [False]]).astype(np.int8)))
+    begins, ends = edges[0::2], edges[1::2] + 1
+    order = (packed & np.uint64((1 << places) - 1)).astype(np.int64)
+    # Each member beside the first with those before it, or with the leaders of a crowd.
+    members = _ranges(begins + 1, ends)
+    origins = np.repeat(begins, ends - begins - 1)
+    sizes = np.repeat(ends - begins, ends - begins - 1)
+    lasts = np.where(sizes > CROWDED, np.minimum(members, origins + LEADERS), members)
+    counts = np.cumsum(lasts - origins)
+    start = 0
+    while start < len(members):
+        before = int(counts[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(counts, before + 4 * _AT_ONCE, "right")))
+        some = slice(start, end)
+        seconds = np.repeat(members[some], (lasts - origins)[some])
+        yield order[_ranges(origins[some], lasts[some])], order[seconds]
+        start = end
+
+
+def _ranges(begins: Integers, ends: Integers) -> Integers:
+    """Return the numbers of all ranges, one after the other."""
+    lengths = ends - begins
+    shifts = np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
+    return np.arange(len(shifts)) + shifts
+
+
+def _shares(
+    signatures: npt.NDArray[np.uint16], first: Integers, second: Integers
+) -> npt.NDArray[np.float32]:
+    """Return the share of equal values of each pair of rows."""
+    shares = np.empty(len(first), np.float32)
+    for start in range(0, len(first), _AT_ONCE // 8):
+        some = slice(start, start + _AT_ONCE // 8)
+        shares[some] = (signatures[first[some]] == signatures[second[some]]).mean(axis=1, dtype=np.float32)
+        _release(signatures)
+    return shares
