@@ -16,10 +16,12 @@ from mm_assets.automation.sensors import (
     report_sensor,
     schedules,
 )
+from mm_assets.filters.duplicates import duplicate_filters
 from mm_assets.graph.assets import (
     arrow_cache,
     curated_parquet,
     described,
+    duplicates,
     filtered_parquet,
     final_tars,
     image_scores,
@@ -53,11 +55,12 @@ SHARDED_ASSETS = [
 def build_definitions() -> dg.Definitions:
     """The definitions for the environment as it is now (see `resources_from_environment`)."""
     settings, resources = Settings.load(), resources_from_environment()
+    found = [duplicates] if duplicate_filters(resources["bounds"].active()) else []
     set_console_level(settings.log_level)
     return dg.Definitions(
         assets=[
             raw_shards,
-            report.merge_attributes(owners=settings.owners),
+            *(spec.merge_attributes(owners=settings.owners) for spec in (report, *found)),
             training_set.map_asset_specs(lambda spec: spec.merge_attributes(owners=settings.owners)),
             *(
                 described(with_settings(asset, resources), resources["maintained"].root, settings.owners)

@@ -53,6 +53,7 @@ from mm_assets.automation.due_shards import (
     runs_in_use,
     versions_of_partitions,
 )
+from mm_assets.automation.whole_set import duplicates, statistics
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.assets import REPORT
@@ -61,14 +62,13 @@ from mm_assets.graph.instance_queries import fail_lost_runs, withdraw_planned
 from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation
-from mm_assets.graph.resources import FilterThresholds, MaintainedStorage
+from mm_assets.graph.resources import MaintainedStorage
 from mm_assets.graph.training_set import TRAINING_JOB, TRAINING_SET
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings, machine_zone
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import is_remote, join, local_path, sweep, sweep_output
 from mm_assets.view.overview import Status
-from mm_assets.view.statistics import compute_statistics
 
 _SCORES = "image_scores"
 _SHOWN = [dg.AssetKey(name) for name in (CURATED.asset, _SCORES, FILTERED.asset)]
@@ -275,23 +275,6 @@ def refresh() -> None:
     find_due_shards()
 
 
-@dg.op(
-    description="Computes the statistics of the whole set that conditions look at, from the stored scores."
-)
-def compute_set_statistics(
-    context: dg.OpExecutionContext, bounds: FilterThresholds, maintained: MaintainedStorage
-) -> None:
-    for line in compute_statistics(maintained.root, bounds.active()).lines():
-        context.log.info(line)
-
-
-@dg.job(
-    description="Compute the statistics of the whole set anew; filtered shards that they change become stale."
-)
-def statistics() -> None:
-    compute_set_statistics()
-
-
 # Runs whose events nobody looks at any more.
 KEEP_RUNS_DAYS = 90
 _RUNS_PER_QUERY = 200
@@ -440,7 +423,7 @@ ALL_ASSETS = dg.define_asset_job(
 PROVE = dg.define_asset_job(
     "prove", selection=dg.AssetSelection.checks(*proof_keys()), description="Read every output again."
 )
-JOBS: list[Any] = [ALL_ASSETS, TRAINING_JOB, PROVE, refresh, statistics, maintenance]
+JOBS: list[Any] = [ALL_ASSETS, TRAINING_JOB, PROVE, refresh, statistics, duplicates, maintenance]
 
 
 def inventory_checks(assets: Iterable[dg.AssetsDefinition]) -> dg.AssetChecksDefinition:

@@ -1,9 +1,9 @@
 """Clusters of duplicates, each of one survivor and its copies.
 
-What a cluster is: in the order of preference, each item either stays, or is a copy of the most preferred of the
-items that stay and that it was itself found to be alike. So each copy is alike its survivor, no two survivors
-are alike, and no chain joins what is not: of three of which only neighbours are alike, the one in the middle,
-if it is preferred, has two copies; else both ends stay where the middle is a copy of one.
+What a cluster is: in the order of preference, each item either stays, or is a copy of the most preferred of
+those that stay and that it is itself alike. So each copy is alike its survivor, no two survivors are alike,
+and no chain joins what is not: of three of which only neighbours are alike, the one in the middle has two
+copies if it is preferred; else it is a copy of one end, and both ends stay.
 
 It depends on nothing but the items: neither on shards nor on the order in which they came.
 """

@@ -6,8 +6,8 @@ What is compared are stored scores: nothing is decoded, and no image or text is 
   is kept nowhere else. What other filters drop counts for nothing, for the same reason.
 * Preferred are documents with more images, then with more words; images with more pixels, then with more
   bytes; then the smallest sample id and position.
-* Equal are images with the same SHA-256, and documents with the same texts and images. Alike are images by the
-  distance of their PDQ hashes, where these say something (quality `LEAST_QUALITY`), and documents by the
+* Equal are images with the same SHA-256, and documents with the same texts and images. Alike are images by
+  the distance of their PDQ hashes, where these say something (quality `LEAST_QUALITY`), and documents by the
   similarity of their MinHash signatures.
 """
 
@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, statistics_folder

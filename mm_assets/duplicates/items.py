@@ -156,9 +156,7 @@ class Documents:
         self._file = Path(folder, "signatures")
         self._count = 0
 
-    def add(
-        self, shard: int, scores: pa.Table, images: pa.Table, refused: Collection[str] = ()
-    ) -> None:
+    def add(self, shard: int, scores: pa.Table, images: pa.Table, refused: Collection[str] = ()) -> None:
         """Add the documents of a shard.
 
         Args:

@@ -4,8 +4,8 @@ Both searches are given what they compare in the order of preference, without eq
 place in that order. They need no database: what may be alike is brought together by sorting parts of the
 values, one part at a time, which takes memory for a few numbers a value.
 
-* `near_hashes`: 256-bit hashes that differ in few bits. Recall is 1: of two that differ in at most 31 bits, one
-  of 16 parts of 16 bits differs in at most one bit.
+* `near_hashes`: 256-bit hashes that differ in few bits. Recall is 1: of two that differ in at most 31 bits,
+  one of 16 parts of 16 bits differs in at most one bit.
 * `near_signatures`: MinHash signatures with many equal values. Recall depends on the similarity (`BANDS`).
 
 What is crowded is not compared in full, or it would take the square of its number: where more than `CROWDED`
@@ -122,7 +122,7 @@ class _Tiles:
         tile = np.arange(len(self.value_of))
         other = self.value_of ^ flipped
         if flipped:
-            # The one with more tiles among the leaders alone would be left out: both ways where one is crowded.
+            # Both ways where one is crowded: there only leaders are compared with others.
             is_crowded = self.leaders < self.begins[1:]
             both = is_crowded[self.value_of] | is_crowded[other]
             tile = tile[(other > self.value_of) | both]
@@ -259,9 +259,7 @@ def _ranges(begins: Integers, ends: Integers) -> Integers:
     return np.arange(len(shifts)) + shifts
 
 
-def _shares(
-    signatures: npt.NDArray[np.uint16], first: Integers, second: Integers
-) -> npt.NDArray[np.float32]:
+def _shares(signatures: npt.NDArray[np.uint16], first: Integers, second: Integers) -> npt.NDArray[np.float32]:
     """Return the share of equal values of each pair of rows."""
     shares = np.empty(len(first), np.float32)
     for start in range(0, len(first), _AT_ONCE // 8):

@@ -1,8 +1,8 @@
 """Filters that refuse duplicates, and the verdicts that they read.
 
 Which images and documents are copies, and of what, is found out over all shards (`mm_assets.duplicates`) and
-stored by shard. The filters read the verdicts on their shard and look at no score. So a shard is filtered anew
-only if the verdicts on it have changed.
+stored by shard. The filters read the verdicts on their shard and look at no score. So a shard is filtered
+anew only if the verdicts on it have changed.
 
 * `Verdicts`: those on some shards, in `SCHEMA`.
 * `VerdictIndex`: the shards that there are verdicts on, and what they were found with.
@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mm_assets.filters.chain import SampleFilter, ScoreFilter
 from mm_assets.filters.filter import Filter, FilterSettingError, S, setting
@@ -72,8 +71,8 @@ class VerdictIndex:
 
     Attributes:
         found_with: settings by name.
-        shards: of each shard the version of its curated rows, and the digest of its verdicts; empty: it has no
-            copies.
+        shards: of each shard the version of its curated rows, and the digest of its verdicts; empty: none is
+            a copy.
     """
 
     found_with: Mapping[str, Any] = field(default_factory=dict)
@@ -196,9 +195,7 @@ class DuplicateFilter(Filter[S]):
         if not found.shards:
             raise FilterSettingError(name, f"no duplicates were looked for: {HOW_TO_FIND}")
         if not self.was_found(found):
-            raise FilterSettingError(
-                name, f"duplicates were looked for with other settings: {HOW_TO_FIND}"
-            )
+            raise FilterSettingError(name, f"duplicates were looked for with other settings: {HOW_TO_FIND}")
 
     def verdict(self, score: Any) -> str | None:
         raise ValueError("duplicates are rows, not scores")
@@ -281,7 +278,9 @@ class DuplicateDocuments(DuplicateFilter[Any], SampleFilter):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.similarity <= 1:
-            raise FilterSettingError("dedup_jaccard", f"it is above 0, and at most 1, not {self.similarity:g}")
+            raise FilterSettingError(
+                "dedup_jaccard", f"it is above 0, and at most 1, not {self.similarity:g}"
+            )
 
     def needs(self) -> tuple[str, ...]:
         return ("sha256", "minhash") if self.mode == NEAR else ("sha256",)

@@ -1,10 +1,10 @@
 """MinHash of the texts of a sample: how alike two documents are follows from two short signatures.
 
-The signature stands for the set of all five words in a row. The share of equal values of two signatures is an
-estimate of the Jaccard similarity of their sets, with a standard deviation of 0.04 at a similarity of 0.8, and
-of 0.03 at 0.9. Each five words are hashed `_HASHES` times; each hash falls into one of 112 bins, and the least
-one in each bin is kept (one permutation hashing). A bin that stays empty borrows from another one, found in an
-order of its own (optimal densification, Shrivastava 2017).
+The signature stands for the set of all five words in a row. The share of equal values of two signatures is
+an estimate of the Jaccard similarity of their sets, with a standard deviation of 0.04 at a similarity of 0.8,
+and of 0.03 at 0.9. Each five words are hashed `_HASHES` times; each hash falls into one of 112 bins, and the
+least one in each bin is kept (one permutation hashing). A bin that stays empty borrows from another one,
+found in an order of its own (optimal densification, Shrivastava 2017).
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ def _constants() -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.ND
     seeds = [xxhash.xxh3_64_intdigest(number.to_bytes(4, "little")) for number in range(SHINGLE + _HASHES)]
     factors = np.array(seeds[:SHINGLE], np.uint64) | np.uint64(1)
     asked = [
-        sorted(
-            range(SIGNATURE), key=lambda other: xxhash.xxh3_64_intdigest(bytes([bin_, other]), SIGNATURE)
-        )
+        sorted(range(SIGNATURE), key=lambda other: xxhash.xxh3_64_intdigest(bytes([bin_, other]), SIGNATURE))
         for bin_ in range(SIGNATURE)
     ]
     return factors, np.array(seeds[SHINGLE:], np.uint64), np.array(asked, np.int64)

@@ -510,6 +510,21 @@ report = dg.AssetSpec(
     ),
 )
 
+FILTERED_PARQUET = filtered_parquet.key
+DUPLICATES = dg.AssetKey("duplicates")
+
+# Not materializable, as the overview: `mm-assets run` and the job of the same name write it.
+duplicates = dg.AssetSpec(
+    DUPLICATES,
+    deps=[image_scores, sample_scores],
+    group_name="quality",
+    kinds={"parquet"},
+    description=(
+        "Which images and documents are copies, and of what: verdicts on each shard, which filters read. "
+        "The job `duplicates` finds them anew."
+    ),
+)
+
 
 # Chapters of the documentation, which has no address of its own.
 _DOCUMENTATION = {

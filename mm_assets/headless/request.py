@@ -25,9 +25,11 @@ from mm_assets.accounting.record import (
     BY_ASSET,
     ShardRecord,
     stated_partitions,
+    statistics_folder,
 )
 from mm_assets.accounting.retirement import RETIRED
 from mm_assets.automation.due_shards import STALE, Due, DueShardFinder, DueShards, latest_versions
+from mm_assets.filters.duplicates import VerdictIndex
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.io_manager import ShardIOManager
@@ -227,7 +229,9 @@ def _state(instance: dg.DagsterInstance, root: str, listing: Listing, records: R
         for asset, by_key in sorted(records.items())
     }
     names = {asset: Ledger(root).named(asset) for asset in sorted(records)}
-    return digest([root, __version__, sorted(listing), sorted(made), retired, recorded, names])
+    found = sorted(VerdictIndex.read(statistics_folder(root)).shards.items())
+    state = [root, __version__, sorted(listing), sorted(made), retired, recorded, names]
+    return digest([*state, found] if found else state)
 
 
 def _specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:

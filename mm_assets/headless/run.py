@@ -22,6 +22,7 @@ import dagster as dg
 from mm_assets.accounting.record import BY_ASSET, TRAINING
 from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
+from mm_assets.automation.whole_set import duplicates_event
 from mm_assets.definitions import build_definitions
 from mm_assets.duplicates.finder import find_duplicates, has_verdicts
 from mm_assets.filters.duplicates import duplicate_filters
@@ -213,7 +214,8 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
             job = definitions.resolve_job_def(JOB)
             if _carry_out(instance, job, selection.only(SCORED), RunSummary({}), log_level) == INTERRUPTED:
                 return INTERRUPTED
-            for line in _look_at_the_whole(root, filters, is_whole, selection.keys_by_asset[FILTERED]):
+            keys = selection.keys_by_asset[FILTERED]
+            for line in _look_at_the_whole(instance, root, filters, is_whole, keys):
                 print(line, flush=True)
             definitions = build_definitions()  # their filters have the statistics
         job = definitions.resolve_job_def(JOB)
@@ -287,7 +289,11 @@ def _is_first_pass_due(root: str, filters: Sequence[Filter[Any]], is_whole: bool
 
 
 def _look_at_the_whole(
-    root: str, filters: Sequence[Filter[Any]], is_whole: bool, keys: Collection[str]
+    instance: dg.DagsterInstance,
+    root: str,
+    filters: Sequence[Filter[Any]],
+    is_whole: bool,
+    keys: Collection[str],
 ) -> list[str]:
     """Compute statistics and find duplicates, as far as filters need them; return lines about them.
 
@@ -301,9 +307,12 @@ def _look_at_the_whole(
     if is_whole or not has_verdicts(root, filters, keys):
         with shard_progress() as progress:
             found = find_duplicates(root, filters, progress)
+        if found.found:
+            instance.report_runless_asset_event(duplicates_event(found))
         lines += found.lines()
         if stale := set(found.changed).difference(keys):
-            lines.append(f"`mm-assets run` makes {counted(len(stale), 'other shard')} with other verdicts anew")
+            others = counted(len(stale), "other shard")
+            lines.append(f"`mm-assets run` makes {others} with other verdicts anew")
     return lines
 
 

@@ -1,53 +1,84 @@
-"""`mm-assets run` with duplicates: verdicts on all shards come first, and only shards that they change are made."""
+"""`mm-assets run` without duplicates: verdicts come first, and what they do not change is not made again."""
 
 from __future__ import annotations
 
 import pyarrow.parquet as pq
 
+from mm_assets_tests.cli.commands import fine
 from mm_assets_tests.headless.conftest import Project
 
 LONG = " ".join(f"word{number}" for number in range(200))
+WHOLE = ["metadata", "text", "image"]
 
 
 def filtered(project: Project) -> dict[str, list[str]]:
+    """The modalities of the rows of each filtered shard."""
     folder = project.storage / "filtered"
     found = {path.stem: pq.read_table(path)["modality"].to_pylist() for path in folder.glob("*.parquet")}
     return dict(sorted(found.items()))
 
 
-def test_one_image_of_equal_ones_stays(project: Project) -> None:
-    project.shards("abc")  # with the same image
+def test_one_of_equal_images_stays_whatever_the_order_of_shards(project: Project) -> None:
+    exact = {"MM_DEDUP_IMAGES": "exact"}
+    project.shards("bc")  # with the same image
+    told = fine(project.run(**exact)).splitlines()
+    assert told[1:5] == [
+        "first pass: scores of all shards, for dedup_images",
+        "images: 1 copy of 2 images (50.0%), 1 exact and 0 near, in 1 cluster",
+        "  1 copy of b [1]",
+        "2 of 2 shards with other verdicts than before",
+    ]
+    assert told[-3] == "proven: every item of 2 shards is in 5 outputs as it was written (proof/proof.json)"
+    assert filtered(project) == {"b": WHOLE, "c": WHOLE[:2]}
+    assert "filtered by dedup_images: copy of b [1]" in project.command("explain", "c").stdout
 
-    done = project.run(MM_DEDUP_IMAGES="exact")
-    print(done.stdout, done.stderr)
-    assert (done.returncode, done.stderr) == (0, "")
-    told = done.stdout.splitlines()
-    assert told[1] == "first pass: scores of all shards, for dedup_images"
-    assert filtered(project) == {
-        "a": ["metadata", "text", "image"],
-        "b": ["metadata", "text"],
-        "c": ["metadata", "text"],
-    }
-    assert "copy of a [1]" in project.command("explain", "b").stdout
-    print(project.command("explain", "b").stdout)
-    print(project.command("show", "b").stdout)
-    print(project.command("preview", MM_DEDUP_IMAGES="exact"))
-    print(project.command("duplicates", MM_DEDUP_IMAGES="near"))
+    project.shard("a")  # is preferred to all others
+    told = fine(project.run("a", **exact)).splitlines()
+    assert "`mm-assets run` makes 2 other shards with other verdicts anew" in told
+    fine(project.run(**exact))
+    assert filtered(project) == {"a": WHOLE, "b": WHOLE[:2], "c": WHOLE[:2]}
+    assert project.made()["filtered_parquet"] == ["[a]", "b", "c"]
 
 
-def test_documents(project: Project) -> None:
+def test_only_shards_with_other_verdicts_are_filtered_again(project: Project) -> None:
+    near = {"MM_DEDUP_DOCUMENTS": "near"}
     project.shard("a", LONG)
     project.shard("b", LONG.replace("word100", "other"))
     project.shard("c", "something else")
-    done = project.run(MM_DEDUP_DOCUMENTS="near")
-    print(done.stdout, done.stderr)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert filtered(project) == {"a": ["metadata", "text", "image"], "b": [], "c": ["metadata", "text", "image"]}
-    print(project.command("explain", "b").stdout)
-    project.shard("d", LONG.replace("word50", "other") + " more")
-    done = project.run("d", MM_DEDUP_DOCUMENTS="near")
-    print(done.stdout, done.stderr)
-    assert filtered(project)["d"] == ["metadata", "text", "image"]
-    done = project.run(MM_DEDUP_DOCUMENTS="near")
-    print(done.stdout, done.stderr, project.made(), project.made(1))
-    assert 0
+    fine(project.run(**near))
+    assert filtered(project) == {"a": WHOLE, "b": [], "c": WHOLE}
+    assert "filtered by dedup_documents: copy of a, similarity 0.9" in project.command("explain", "b").stdout
+    assert fine(project.run(**near)).startswith("nothing to do")
+
+    project.shard("d", LONG.replace("word50", "other"))
+    fine(project.run(**near))
+    assert filtered(project) == {"a": WHOLE, "b": [], "c": WHOLE, "d": []}
+    assert project.made()["filtered_parquet"] == ["[a]", "[b]", "[c]", "d"]
+
+
+def test_a_whole_run_sees_what_the_command_has_found(project: Project) -> None:
+    settings = {"MM_DEDUP_IMAGES": "exact", "MM_MIN_WORDS": "2"}
+    project.shard("a", "one")
+    project.shard("b", "one two")
+    fine(project.run(**settings))
+    assert filtered(project) == {"a": [], "b": WHOLE}  # what another filter drops has no copies
+
+    refused = project.run(MM_DEDUP_IMAGES="near")
+    assert "images: 1 copy of 2 images" in refused.stdout
+    assert filtered(project) == {"a": WHOLE, "b": WHOLE[:2]}
+
+
+def test_a_shard_without_verdicts_fails_and_says_what_to_do(project: Project) -> None:
+    project.shard("a")
+    project.shard("b")
+    fine(project.run("a", MM_DEDUP_IMAGES="exact"))
+    fine(project.run("--assets", "curated_parquet,image_scores,sample_scores", MM_DEDUP_IMAGES="exact"))
+    told = project.command("duplicates", "--set", "dedup_images=exact").stdout
+    assert "images: 1 copy of 2 images (50.0%)" in told
+    near = project.command("duplicates", "--set", "dedup_images=near")
+    assert (near.returncode, near.stdout) == (1, "")
+    assert near.stderr.startswith("mm-assets: 2 shards without the score perceptual_hash; measure them:")
+    assert project.command("duplicates").stdout.startswith("set MM_DEDUP_IMAGES or MM_DEDUP_DOCUMENTS")
+    preview = project.command("preview", MM_DEDUP_IMAGES="exact")
+    assert "dedup_images (dedup_images=exact)" in preview.stdout
+    assert "1 (50.0%)" in preview.stdout
