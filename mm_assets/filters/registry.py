@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from mm_assets.filters.chain import FilterChain, SampleFilter, ScoreFilter, TextFilter
 from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
+from mm_assets.filters.contamination import ContaminatedImages, ContaminatedTexts
 from mm_assets.filters.duplicates import DuplicateDocuments, DuplicateImages
 from mm_assets.filters.filter import (
     Bounds,
@@ -452,6 +453,8 @@ def with_preset(preset: str, values: Mapping[str, Any]) -> dict[str, Any]:
 FILTERS: tuple[type[Filter[Any]], ...] = (
     DropIds,
     KeepIds,
+    ContaminatedImages,
+    ContaminatedTexts,
     AspectRatioFilter,
     ImageSizeFilter,
     LongerSideFilter,
@@ -497,8 +500,9 @@ def known_filters(plugins: Iterable[ModuleType]) -> tuple[type[Filter[Any]], ...
 
 
 def settings_of(filters: Iterable[type[Filter[Any]]]) -> list[FilterSetting]:
-    """Return the settings of some filters."""
-    return [known for kind in filters for known in kind.settings().values()]
+    """Return the settings of some filters; one that several share is there once."""
+    found = (known for kind in filters for known in kind.settings().values())
+    return list({known.name: known for known in found}.values())
 
 
 def filters_of(

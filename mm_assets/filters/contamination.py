@@ -1,0 +1,352 @@
+"""Filters that refuse what a benchmark has, so that no model is trained on what it is measured with.
+
+A `Benchmark` is a dataset of any format. Its images are known by SHA-256 and PDQ hash. Its texts are known by
+all their words in a row of a length, or as a whole where they are shorter: texts of its items and of its
+columns, such as ``question`` or ``choices``. What is known is kept as a table named by a digest of the files,
+which all workers read.
+
+Nothing has to be known of other shards: a text or image is judged by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from mm_assets.filters.chain import ScoreFilter, TextFilter
+from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, FilterSettingError, S, setting
+from mm_assets.filters.minhash import shingles, words_of
+from mm_assets.filters.scores import score_rows
+from mm_assets.formats.names import format_of
+from mm_assets.formats.parquet.files import publish_table, read_small_table
+from mm_assets.formats.raw_shards import location_of
+from mm_assets.formats.reader import InterleavedReader
+from mm_assets.formats.registry import detect_format, reader_for
+from mm_assets.model.json_codec import is_json
+from mm_assets.model.schema import RESERVED_COLUMNS
+from mm_assets.storage.errors import error_line, is_store_failure, located
+from mm_assets.storage.files import exists, is_remote, join
+from mm_assets.storage.stamps import local_stamp, remote_stamps
+
+LEAST_WORDS: Final = 5
+"""Words of a text that is looked for as a whole: shorter ones are no leaks, but common phrases."""
+
+DISTANCE: Final = 31
+"""Most bits that PDQ hashes of an image and of one in a benchmark differ in."""
+
+LEAST_QUALITY: Final = 50
+"""Quality from which hashes are compared."""
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("words", pa.uint64()),
+        pa.field("sha256", pa.string()),
+        pa.field("hash", pa.string()),
+        pa.field("item", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A dataset that nothing may be like.
+
+    Args:
+        digest: of names and stamps of its files.
+        length: words in a row that texts may not share with it.
+    """
+
+    location: str
+    digest: str
+    length: int
+
+    @classmethod
+    def of(cls, location: str, length: int) -> Self:
+        """Return the benchmark at a place.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is of no known format, or of several.
+        """
+        location = location_of(os.path.expanduser(location))
+        with located(location):
+            files = [file for part in _reader(location).partitions() for file in part.files]
+        stamps = {file: local_stamp(file) for file in files if not is_remote(file)}
+        stamps |= remote_stamps(file for file in files if is_remote(file))
+        told = repr([(file.rpartition("/")[2], stamps[file]) for file in sorted(files)])
+        return cls(location, xxhash.xxh3_128_hexdigest(f"{length} {told}".encode()), length)
+
+    @property
+    def name(self) -> str:
+        """The name of the folder or file, for people."""
+        return self.location.rstrip("/").rpartition("/")[2]
+
+    def published(self, folder: str) -> str:
+        """Return the location of what is known of it, in a folder."""
+        return join(folder, f"{self.digest}.benchmark.parquet")
+
+    def publish(self, folder: str) -> None:
+        """Write what is known of it, if it is not there."""
+        if not exists(self.published(folder)):
+            publish_table(self.published(folder), self.read())
+
+    def read(self) -> pa.Table:
+        """Return what is known of it, in the order of the words.
+
+        Raises:
+            OSError, ValueError: it cannot be read.
+        """
+        from mm_assets.filters.measures import selected_measures
+
+        measures = selected_measures(_SCORES).images
+        parts = [_SCHEMA.empty_table()]
+        with located(self.location):
+            reader = _reader(self.location)
+            for partition in reader.partitions():
+                for batch in reader.open(partition):
+                    parts += [self._texts(batch.data), self._images(batch.data, measures)]
+        return pa.concat_tables(parts).sort_by("words")
+
+    def _texts(self, table: pa.Table) -> pa.Table:
+        words: list[npt.NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
+        items: list[str] = []
+        for sample_id, text in _texts_of(table):
+            found = np.unique(word_hashes(text, self.length))
+            words.append(found)
+            items += [sample_id] * len(found)
+        return _table(words=pa.array(np.concatenate(words)), item=pa.array(items, pa.string()))
+
+    def _images(self, table: pa.Table, measures: Sequence[Any]) -> pa.Table:
+        is_image = pc.and_(
+            pc.equal(table.column("modality"), "image"), pc.is_null(table.column("materialize_error"))
+        )
+        rows = pc.indices_nonzero(is_image).to_pylist()
+        scores = score_rows(table, rows, measures=measures) if rows else []
+        places = [
+            f"{sample_id} [{position}]"
+            for sample_id, position in zip(
+                table.column("sample_id").take(pa.array(rows, pa.int64())).to_pylist(),
+                table.column("position").take(pa.array(rows, pa.int64())).to_pylist(),
+                strict=True,
+            )
+        ]
+        return _table(
+            sha256=pa.array([score.get("sha256") for score in scores], pa.string()),
+            hash=pa.array([_hash_of(score) for score in scores], pa.string()),
+            item=pa.array(places, pa.string()),
+        )
+
+
+_SCORES: Final = ("sha256", "perceptual_hash", "perceptual_quality")
+
+
+def _reader(location: str) -> InterleavedReader:
+    kind = detect_format(location)
+    tolerant = {"quarantine_errors": True} if format_of(kind).raw_options else {}
+    return reader_for(kind, location, **tolerant)
+
+
+def _table(**columns: pa.Array) -> pa.Table:
+    rows = len(columns["item"])
+    return pa.table(
+        [columns.get(name, pa.nulls(rows, _SCHEMA.field(name).type)) for name in _SCHEMA.names],
+        schema=_SCHEMA,
+    )
+
+
+def _texts_of(table: pa.Table) -> Iterator[tuple[str, str]]:
+    """Yield sample id and text of each text, and of each text in columns, also in lists and objects."""
+    ids = table.column("sample_id").to_pylist()
+    for name in ["text_content", *(name for name in table.column_names if name not in RESERVED_COLUMNS)]:
+        column = table.column(name)
+        if pa.types.is_primitive(column.type):
+            continue
+        is_coded = is_json(table.schema.field(name))
+        for sample_id, value in zip(ids, column.to_pylist(), strict=True):
+            decoded = json.loads(value) if is_coded and value is not None else value
+            yield from ((sample_id, text) for text in _strings(decoded))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _strings(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _strings(part)
+
+
+def _hash_of(score: Any) -> str | None:
+    """Return the PDQ hash of an image, where it says something."""
+    value: str | None = score.get("perceptual_hash")
+    return value if value is not None and score.get("perceptual_quality") >= LEAST_QUALITY else None
+
+
+def word_hashes(text: str, length: int) -> npt.NDArray[np.uint64]:
+    """Return hashes of all words in a row of a length; of a shorter text one of the whole, or none."""
+    words = words_of(text)
+    return shingles(words, length) if len(words) >= min(length, LEAST_WORDS) else np.zeros(0, np.uint64)
+
+
+class KnownItems:
+    """What is known of a benchmark.
+
+    Args:
+        table: as published.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        texts = table.filter(table.column("words").is_valid())
+        images = table.filter(table.column("words").is_null())
+        self._words = texts.column("words").to_numpy()
+        self._items = texts.column("item")
+        hashed = images.filter(images.column("hash").is_valid())
+        self._files = dict(
+            zip(images.column("sha256").to_pylist(), images.column("item").to_pylist(), strict=True)
+        )
+        self._hashes = _bits(hashed.column("hash").to_pylist())
+        self._hashed = hashed.column("item")
+
+    def text(self, words: npt.NDArray[np.uint64]) -> str | None:
+        """Return the item that shares words with a text; None if there is none."""
+        at = np.searchsorted(self._words, words)
+        inside = at < len(self._words)
+        hits = at[inside][self._words[at[inside]] == words[inside]]
+        return str(self._items[int(hits[0])]) if len(hits) else None
+
+    def image(self, sha256: str | None, hash_: str | None) -> str | None:
+        """Return the item with an equal file, or with the nearest picture; None if none is near."""
+        if sha256 in self._files:
+            return str(self._files[sha256])
+        if hash_ is None or not len(self._hashes):
+            return None
+        distances = np.bitwise_count(self._hashes ^ _bits([hash_])).sum(axis=1)
+        nearest = int(distances.argmin())
+        return str(self._hashed[nearest]) if distances[nearest] <= DISTANCE else None
+
+
+def _bits(hashes: Sequence[str]) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(bytes.fromhex("".join(hashes)), np.uint64).reshape(-1, 4)
+
+
+@lru_cache(maxsize=16)
+def _opened(uri: str) -> KnownItems:
+    return KnownItems(read_small_table(uri))
+
+
+@lru_cache(maxsize=4)
+def _read(benchmark: Benchmark) -> KnownItems:
+    return KnownItems(benchmark.read())
+
+
+@dataclass(frozen=True)
+class Contaminated(Filter[S]):
+    """Refuses what a benchmark has; the reason names benchmark and item.
+
+    Args:
+        digests: of the benchmarks: what they hold is part of fingerprints, where they lie is not.
+        benchmarks: once the filter is `opened`.
+        folder: where what is known of them is, once it is `fitted`; empty: they themselves are read.
+    """
+
+    files: tuple[str, ...] = ()
+    digests: tuple[str, ...] = field(default=(), kw_only=True)
+    benchmarks: tuple[Benchmark, ...] = field(default=(), kw_only=True, compare=False, repr=False)
+    folder: str = field(default="", kw_only=True, compare=False, repr=False)
+
+    length = 13
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], action: str = "") -> Self | None:
+        return super().from_settings(values, action) if values.get("decontaminate") else None
+
+    def opened(self, statistics: str = "") -> Self:
+        try:
+            found = tuple(Benchmark.of(file, self.length) for file in self.files)
+        except (OSError, ValueError) as error:
+            raise self._fault(error) from error
+        return replace(self, benchmarks=found, digests=tuple(each.digest for each in found))
+
+    def fitted(self, shards: Mapping[str, pa.Schema], others: Iterable[pa.Schema], folder: str) -> Self:
+        if not folder:
+            return self
+        try:
+            for each in self.benchmarks:
+                each.publish(folder)
+        except (OSError, ValueError) as error:
+            raise self._fault(error) from error
+        return replace(self, folder=folder)
+
+    def verdict(self, score: Any) -> str | None:
+        raise ValueError("benchmarks are looked up, not scored")
+
+    def _reasons(self, known: Any) -> str | None:
+        """Return the reason of the first benchmark in which ``known`` finds an item."""
+        for each in self.benchmarks:
+            opened = _opened(each.published(self.folder)) if self.folder else _read(each)
+            if (item := known(opened)) is not None:
+                return f"in {each.name}: {item}"
+        return None
+
+    def _fault(self, error: Exception) -> Exception:
+        if isinstance(error, OSError) and is_store_failure(error):
+            return error
+        return FilterSettingError("decontaminate", error_line(error))
+
+
+_MEANING: Final = "benchmarks of which nothing is kept: files, folders or URLs of any format"
+
+
+@dataclass(frozen=True)
+class ContaminatedImages(Contaminated[Any], ScoreFilter):
+    """Refuses images that a benchmark has."""
+
+    name = "decontaminate_images"
+    scores = _SCORES
+
+    files: tuple[str, ...] = setting("decontaminate", tuple, (), _MEANING, compare=False)
+
+    def verdict(self, score: Any) -> str | None:
+        sha256, hash_ = score.get("sha256"), _hash_of(score)
+        return self._reasons(lambda known: known.image(sha256, hash_))
+
+
+@dataclass(frozen=True)
+class ContaminatedTexts(Contaminated[Any], TextFilter):
+    """Refuses the samples of texts that a benchmark has."""
+
+    name = "decontaminate_texts"
+    actions = (DROP_SAMPLE, DROP_ITEM, FLAG)
+
+    files: tuple[str, ...] = setting("decontaminate", tuple, (), _MEANING, compare=False)
+    length: int = setting(
+        "decontaminate_words", int, 13, "words in a row that no text may share with a benchmark"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < 1:
+            raise FilterSettingError("decontaminate_words", f"it is 1 or more, not {self.length}")
+
+    def columns(self) -> tuple[str, ...]:
+        return ("text_content",)
+
+    def judged(self, scores: Sequence[Any], columns: pa.Table) -> Sequence[str | None]:
+        texts = columns.column("text_content").to_pylist()
+        hashes = [word_hashes(text or "", self.length) for text in texts]
+        return [
+            self._reasons(lambda known, words=words: known.text(words)) if len(words) else None
+            for words in hashes
+        ]

@@ -1,0 +1,107 @@
+"""Filters of what benchmarks have."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mm_assets.filters.contamination import Benchmark, KnownItems, word_hashes
+from mm_assets.filters.filter import FilterSettingError
+from mm_assets.filters.registry import FILTERS, chain_of, filters_of
+from mm_assets_tests.filters.filter_sets import sample
+from mm_assets_tests.formats.datasets import batch_of
+from mm_assets_tests.formats.raw_tars import make_tar
+
+QUESTION = " ".join(f"word{number}" for number in range(20))
+
+
+def benchmark(folder: Path, *questions: dict[str, object]) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "mmlu.jsonl").write_text("".join(f"{json.dumps(question)}\n" for question in questions))
+    return str(folder / "mmlu.jsonl")
+
+
+def known(location: str, length: int = 13) -> KnownItems:
+    return KnownItems(Benchmark.of(location, length).read())
+
+
+def test_texts_that_share_words_in_a_row_are_found(tmp_path: Path) -> None:
+    found = known(
+        benchmark(
+            tmp_path,
+            {"id": "q1", "question": QUESTION, "choices": ["never mind", "what is seen by nobody at all"]},
+            {"id": "q2", "texts": ["the capital of France is Paris"]},
+        )
+    )
+
+    def item(text: str) -> str | None:
+        return found.text(word_hashes(text, 13))
+
+    thirteen = " ".join(QUESTION.split()[3:16])
+    assert item(f"so: {thirteen.upper()}, said he") == "mmlu/1"
+    assert item(" ".join(QUESTION.split()[3:15])) is None  # 12 words
+    assert item("what is seen by nobody at all?") == "mmlu/1"  # short ones as a whole
+    assert item("They say what is seen by nobody at all") is None
+    assert item("The capital of France is Paris.") == "mmlu/2"
+    assert item("never mind") is None  # too common
+    assert item("") is None
+
+
+def jpeg(seed: int, side: int = 256, quality: int = 90) -> bytes:
+    """A picture of broad strokes."""
+    light = np.random.default_rng(seed).integers(0, 256, (8, 8), np.uint8)
+    data = io.BytesIO()
+    picture = Image.fromarray(light).resize((side, side), Image.Resampling.BICUBIC)
+    picture.convert("RGB").save(data, "JPEG", quality=quality)
+    return data.getvalue()
+
+
+def test_chain_names_benchmark_and_item(tmp_path: Path) -> None:
+    """An image by its picture, a document by one of its texts; documents of others stay."""
+    texts = benchmark(tmp_path, {"id": "q1", "question": QUESTION})
+    document = {"texts": [None, "a caption"], "images": ["x.jpg", None]}
+    make_tar(tmp_path / "mmmu.tar", [("x.json", document), ("x.jpg", jpeg(1))])
+    filters = filters_of(FILTERS, {"decontaminate": (texts, str(tmp_path / "mmmu.tar"))})
+    chain = chain_of(filters)
+    assert chain is not None
+    chain = chain.fitted({}, (), str(tmp_path))
+
+    result = chain(
+        batch_of(
+            [
+                *sample("leak", f"Answer this: {QUESTION}", jpeg(2)),
+                *sample("seen", "some text", jpeg(1, side=200, quality=50), jpeg(3)),
+                *sample("clean", "another text", jpeg(4)),
+            ]
+        )
+    )
+
+    lost = {(loss.sample_id, loss.position): (loss.kind, loss.reason) for loss in result.losses}
+    assert lost == {
+        ("leak", -1): ("decontaminate_texts", "a text of its sample: in mmlu.jsonl: mmlu/1"),
+        ("leak", 0): ("decontaminate_texts", "in mmlu.jsonl: mmlu/1"),
+        ("leak", 1): ("decontaminate_texts", "a text of its sample: in mmlu.jsonl: mmlu/1"),
+        ("seen", 1): ("decontaminate_images", "in mmmu.tar: x [0]"),
+    }
+    assert {file.name for file in tmp_path.glob("*.benchmark.parquet")} == {
+        f"{each.digest}.benchmark.parquet" for judge in chain.filters for each in judge.benchmarks
+    }
+
+
+def test_a_benchmark_that_is_not_there_is_named(tmp_path: Path) -> None:
+    filters = filters_of(FILTERS, {"decontaminate": (str(tmp_path / "gone.jsonl"),)})
+    with pytest.raises(FilterSettingError, match=r"decontaminate: .*gone.jsonl"):
+        chain_of(filters)
+
+
+def test_a_changed_benchmark_is_another_one(tmp_path: Path) -> None:
+    before = Benchmark.of(benchmark(tmp_path, {"id": "q1", "question": QUESTION}), 13)
+    assert Benchmark.of(before.location, 13) == before
+    assert Benchmark.of(before.location, 8) != before
+    benchmark(tmp_path, {"id": "q1", "question": f"{QUESTION} more"})
+    assert Benchmark.of(before.location, 13) != before
