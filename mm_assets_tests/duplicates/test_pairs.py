@@ -1,0 +1,108 @@
+"""Pairs of near duplicates: what a comparison of all with all finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mm_assets.duplicates import pairs
+from mm_assets.duplicates.pairs import Integers, Pairs, Words, near_hashes, near_signatures
+
+
+def hashes_with_copies(count: int, seed: int = 0) -> Words:
+    """Hashes, a third of which are others with up to 40 of their bits flipped."""
+    draw = np.random.default_rng(seed)
+    found = draw.integers(0, 1 << 63, (count, 4), dtype=np.uint64) << np.uint64(1)
+    copies = count // 3
+    bits = np.unpackbits(found[draw.integers(copies, count, copies)].view(np.uint8), axis=1)
+    for row in bits:
+        row[draw.choice(256, draw.integers(1, 41), replace=False)] ^= 1
+    found[:copies] = np.packbits(bits, axis=1).view(np.uint64)
+    return found
+
+
+def as_dict(found: Pairs) -> dict[tuple[int, int], float]:
+    places = zip(found.first.tolist(), found.second.tolist(), strict=True)
+    return dict(zip(places, found.measure.tolist(), strict=True))
+
+
+def all_with_all(hashes: Words, most: int) -> dict[tuple[int, int], float]:
+    found = {}
+    for first in range(len(hashes)):
+        distances = np.bitwise_count(hashes[first + 1 :] ^ hashes[first]).sum(axis=1)
+        for second in np.flatnonzero(distances <= most).tolist():
+            found[first, first + 1 + second] = float(distances[second])
+    return found
+
+
+@pytest.mark.parametrize("most", [0, 15, 16, 31])
+def test_all_near_hashes_are_found(most: int) -> None:
+    hashes = hashes_with_copies(3000)
+    expected = all_with_all(hashes, most)
+    assert as_dict(near_hashes(hashes, most)) == expected
+    assert bool(expected) == (most > 0)
+
+
+def test_hashes_that_differ_by_two_bits_of_each_part_but_one() -> None:
+    """The least that the search can be sure of."""
+    first = np.zeros((1, 16), np.uint16)
+    second = np.full((1, 16), 0b11, np.uint16)
+    second[0, 5] = 1
+    hashes = np.concatenate([first, second]).view(np.uint64)
+    assert as_dict(near_hashes(hashes, 31)) == {(0, 1): 31.0}
+
+
+def test_a_crowd_is_compared_with_the_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "CROWDED", 40)
+    monkeypatch.setattr(pairs, "LEADERS", 16)
+    draw = np.random.default_rng(0)
+    hashes = np.zeros((100, 16), np.uint16)  # all share 15 parts
+    hashes[:, 3] = draw.permutation(1 << 16)[:100]
+    found = as_dict(near_hashes(hashes.view(np.uint64), 31))
+    assert {second for first, second in found if first == 0} == set(range(1, 100))
+    assert {first for first, _ in found if first >= 16} == set()
+
+
+def test_no_hashes() -> None:
+    assert len(near_hashes(np.zeros((0, 4), np.uint64), 31)) == 0
+    with pytest.raises(ValueError, match="0 to 31 bits, not 32"):
+        near_hashes(np.zeros((0, 4), np.uint64), 32)
+
+
+def signatures_with_copies(count: int, shares: list[float]) -> tuple[np.ndarray, Integers]:
+    """Signatures, of which those behind ``count`` are copies with these shares of equal values."""
+    draw = np.random.default_rng(1)
+    found = draw.integers(0, 1 << 16, (count, 112), dtype=np.uint16)
+    originals = draw.permutation(count)[: len(shares)]
+    copies = found[originals]
+    for copy, share in zip(copies, shares, strict=True):
+        places = draw.choice(112, round(112 * (1 - share)), replace=False)
+        copy[places] ^= 1
+    return np.concatenate([found, copies]), originals
+
+
+def test_signatures_that_are_alike_are_found() -> None:
+    signatures, originals = signatures_with_copies(2000, [0.9] * 500 + [0.7] * 500)
+    found = as_dict(near_signatures(signatures, np.arange(len(signatures)), 0.8))
+    expected = {(original, 2000 + copy) for copy, original in enumerate(originals[:500].tolist())}
+    assert len(expected.difference(found)) <= 2
+    assert set(found) <= expected
+    assert set(found.values()) == {float(np.float32(101 / 112))}
+
+
+def test_signatures_of_some_rows_by_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    signatures, originals = signatures_with_copies(50, [0.95] * 3)
+    rows = np.array([52, 3, *originals.tolist(), 50])
+    found = as_dict(near_signatures(signatures, rows, 0.8))
+    assert set(found) == {(0, 2 + 2), (2, 5)}
+
+
+def test_a_crowd_of_signatures_is_compared_with_the_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "CROWDED", 40)
+    monkeypatch.setattr(pairs, "LEADERS", 8)
+    signatures = np.zeros((100, 112), np.uint16)
+    signatures[:, 0] = range(100)
+    found = near_signatures(signatures, np.arange(100), 0.8)
+    assert set(as_dict(found)) == {
+        (first, second) for second in range(100) for first in range(min(second, 8))
+    }
