@@ -292,6 +292,10 @@ class DuplicateDocuments(DuplicateFilter[Any], SampleFilter):
         return f"similarity {measure:.2f}"
 
 
+DEDUP: Final = (DuplicateImages.name, DuplicateDocuments.name)
+"""Their names."""
+
+
 def duplicate_filters(filters: Any) -> list[DuplicateFilter[Any]]:
     """Return those that refuse duplicates."""
     return [judge for judge in filters if isinstance(judge, DuplicateFilter)]

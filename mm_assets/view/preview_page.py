@@ -409,6 +409,7 @@ td:not(:first-child) { white-space: nowrap; }
 .sheet figure { margin: 0; width: 8.5rem; }
 .sheet.samples { align-items: start; } .sheet.samples figure { width: 20rem; }
 .sheet img { max-height: 8rem; border: 1px solid var(--line); }
+.pair { display: flex; gap: .25rem; border: 1px solid var(--line); padding: .25rem; }
 .samples img { display: inline-block; max-height: 5rem; margin-inline-end: .25rem; }
 figcaption { font-size: .75rem; color: var(--dim); overflow-wrap: anywhere; }
 .text { font-size: .8rem; }
@@ -423,7 +424,7 @@ def preview_page(stored: StoredScores, study: Study) -> str:
         ValueError: a curated file is damaged; the message names it.
     """
     picks = [pick for found in study.borderline for pick in (*found.kept, *found.refused)]
-    contents = contents_of(stored.root, picks)
+    contents = contents_of(stored.root, [*picks, *(pick.original for pick in picks if pick.original is not None)])
     title = page_title(stored)
     body = [f"<h1>{text(_sentence(title))}</h1>"]
     body += [f"<p>{text(_sentence(line))}.</p>" for line in summary(study)]
@@ -464,9 +465,17 @@ def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iter
         yield f"<h3>{name}{nearest if picks else ': none'}</h3>"
         if picks:
             kind = "sheet samples" if found.is_of_samples else "sheet"
-            figures = "\n".join(figure(pick, contents.get(pick, ())) for pick in picks)
+            figures = "\n".join(_figures(pick, contents) for pick in picks)
             yield f'<div class="{kind}">\n{figures}\n</div>'
     yield "</section>"
+
+
+def _figures(pick: Pick, contents: Mapping[Pick, Sequence[Item]]) -> str:
+    """Return a pick; of a copy, what stays in its place beside it."""
+    shown = figure(pick, contents.get(pick, ()))
+    if pick.original is None:
+        return shown
+    return f'<div class="pair">{shown}{figure(pick.original, contents.get(pick.original, ()))}</div>'
 
 
 def figure(pick: Pick, items: Sequence[Item]) -> str:

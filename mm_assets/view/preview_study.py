@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from mm_assets.accounting.record import CURATED, statistics_folder
 from mm_assets.filters.chain import Decisions, FilterChain, TextFilter
+from mm_assets.filters.duplicates import DuplicateFilter
 from mm_assets.filters.filter import KEYS, Filter
 from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.measure import DECODE_ERROR, decoding
@@ -31,6 +32,7 @@ from mm_assets.filters.registry import measures_for, opened
 from mm_assets.filters.scores import SampleScore
 from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.headers import ImageInfo
+from mm_assets.formats.names import partition_filename
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.files import exists, join
 from mm_assets.view.html import Picture, description_of, picture
@@ -208,12 +210,14 @@ class Pick:
     Args:
         file_name: of its shard.
         position: of the item; None for a sample.
+        original: what stays in the place of a copy.
     """
 
     file_name: str
     sample_id: str
     position: int | None
     value: float | None
+    original: Pick | None = None
 
 
 @dataclass
@@ -288,10 +292,15 @@ class Borderline:
 
     def _pick(self, shard: ScoredShard, key: Any, value: float) -> Pick:
         number = None if np.isnan(value) else value
-        if self.is_of_samples:
-            return Pick(shard.file_name, key, None, number)
-        row_key = shard.row_keys[key]
-        return Pick(shard.file_name, row_key["sample_id"], row_key["position"], number)
+        row_key = {"sample_id": key, "position": None} if self.is_of_samples else shard.row_keys[key]
+        sample_id, position = row_key["sample_id"], row_key["position"]
+        original = None
+        if isinstance(self.filter, DuplicateFilter) and (
+            found := self.filter.found([(sample_id, position)])[0]
+        ):
+            file_name = f"{partition_filename(found['original_shard'])}.parquet"
+            original = Pick(file_name, found["original_id"], found["original_position"], None)
+        return Pick(shard.file_name, sample_id, position, number, original)
 
 
 def _slim(scores: Sequence[Any], names: Collection[str]) -> Callable[[int], Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -23,7 +23,6 @@ from mm_assets.formats.images.headers import ImageInfo, probe
 from mm_assets.formats.images.pixels import thumbnail
 from mm_assets.formats.parquet.files import (
     checked,
-    column_chunks,
     open_parquet,
     original_schema,
     possible_groups,
@@ -108,6 +107,7 @@ class Item:
         fates: what became of it, by asset.
         raw: of an item in quarantine, its bytes as far as they can be shown, and what they are.
         has_content: whether its row was found, and not only a record of it.
+        original: of a copy, the item that stays in its place, and its name.
     """
 
     position: int
@@ -124,6 +124,7 @@ class Item:
     fates: Mapping[str, str] = field(default_factory=dict)
     raw: tuple[str, str] | None = None
     has_content: bool = False
+    original: tuple[str, Item] | None = None
 
     @property
     def state(self) -> str:
@@ -149,6 +150,7 @@ class Document:
         scores: of the sample as a whole.
         notes: what the reader of the page has to know.
         assets: outputs that the fates of items are about.
+        original: of a copy, the items of the sample that stays in its place, and its id.
     """
 
     sample_id: str
@@ -158,6 +160,7 @@ class Document:
     scores: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     assets: tuple[str, ...] = ()
+    original: tuple[str, Sequence[Item]] | None = None
 
     def sort(self) -> None:
         """Bring the items into order: metadata, then by position, text before image."""
@@ -212,7 +215,6 @@ def look_at(item: Item, data: memoryview, look: Look) -> None:
 
 
 _BYTES_AT_ONCE = 8 << 20
-_LANCE_ROWS = 16
 _HINTS = 3
 _IDS_FOR_HINTS = 1 << 20
 
@@ -250,37 +252,6 @@ def parquet_rows(
                     yield restore(found.select(schema.names), schema)
                 if seen > last:
                     break
-
-
-def parquet_ids(uri: str, options: StorageOptions | None = None) -> pa.ChunkedArray:
-    """Return the column ``sample_id`` of a Parquet file.
-
-    Raises:
-        ShardError: the file is damaged.
-    """
-    with closing(open_parquet(uri, uri, options, {})) as file:
-        chunks = column_chunks(uri, file, uri, "sample_id", options)
-    return pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks], pa.large_string())
-
-
-def lance_rows(uri: str, sample_id: str) -> Iterator[pa.Table]:
-    """Yield the rows of a sample in a Lance table, which its index finds if it has one.
-
-    Raises:
-        ShardError: the table is damaged.
-    """
-    from mm_assets.formats.lance.reader_writer import lance_options
-    from mm_assets.formats.lance.snapshot import ids_predicate, naming_table, opened
-    from mm_assets.formats.lance.types import from_storage, with_original_names
-
-    with naming_table(uri):
-        dataset = opened(uri, storage_options=lance_options(uri, None))
-        names = with_original_names(dataset.schema).names
-        scanner = dataset.scanner(
-            filter=ids_predicate([sample_id]), batch_size=_LANCE_ROWS, batch_readahead=1
-        )
-        for batch in scanner.to_batches():
-            yield from_storage(pa.Table.from_batches([batch])).rename_columns(names)
 
 
 def alike(ids: Iterator[pa.ChunkedArray], sample_id: str) -> list[str]:
@@ -381,6 +352,7 @@ _STYLE: Final = """
 .fields { font-size: .85rem; color: var(--dim); }
 pre { white-space: pre-wrap; font-size: .85rem; margin: .25rem 0; }
 pre { border: 1px solid var(--line); padding: .5rem; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; align-items: start; }
 """
 
 
@@ -421,12 +393,26 @@ def _document(document: Document) -> Iterator[str]:
     yield from map(note, document.notes)
     if document.scores:
         yield note(scores(document.scores))
-    for item in document.items:
-        if not item.is_metadata or item.fields or remarks(item):
-            yield from _item_html(item)
+    if document.original is None:
+        yield from _items_html(document.items)
+    else:
+        original, items = document.original
+        yield from ('<div class="pair">', "<div>", *_items_html(document.items), "</div>", "<div>")
+        yield f'<h2 dir="auto">{text(_stays(original))}</h2>'
+        yield from (*_items_html(items), "</div>", "</div>")
     if document.assets:
         yield from _fates(document)
     yield "</section>"
+
+
+def _items_html(items: Iterable[Item]) -> Iterator[str]:
+    for item in items:
+        if not item.is_metadata or item.fields or remarks(item):
+            yield from _item_html(item)
+
+
+def _stays(original: str) -> str:
+    return f"stays in its place: {original}"
 
 
 def _item_html(item: Item) -> Iterator[str]:
@@ -436,7 +422,11 @@ def _item_html(item: Item) -> Iterator[str]:
     yield f"<h3>{position}{text(heading(item))}{state.get(item.state, '')}</h3>"
     if item.text is not None:
         yield f'<p class="text" dir="auto">{text(cut(item.text, _MOST_TEXT))}</p>'
-    if item.shown:
+    if item.original is not None:
+        name, other = item.original
+        named = f'<p class="fields" dir="auto">{text(_stays(name))}, {text(heading(other))}</p>'
+        yield f'<div class="pair"><div>{item.shown}</div><div>{other.shown}{named}</div></div>'
+    elif item.shown:
         yield item.shown
     yield from (f'<p class="remark" dir="auto">{text(line)}</p>' for line in remarks(item))
     if item.raw is not None:
@@ -477,6 +467,7 @@ _COLUMNS: Final = 32  # of a picture
 _LINES: Final = 10  # of a picture; each shows two rows of pixels
 _IN_HEADING: Final = ("width", "height", "format", "byte_size", "error")
 _RESET: Final = "\x1b[0m"
+_HALF_BLOCK: Final = "▀"
 
 
 def no_picture(data: memoryview, info: ImageInfo) -> str:
@@ -502,6 +493,11 @@ def lines(document: Document, width: int) -> Iterator[str]:
         yield from _wrapped(scores(document.scores), "  ", width)
     for item in document.items:
         yield from _item_lines(item, width)
+    if document.original is not None:
+        original, items = document.original
+        yield printable(_stays(original))
+        for item in items:
+            yield from _item_lines(item, width)
 
 
 def _item_lines(item: Item, width: int) -> Iterator[str]:
@@ -510,8 +506,13 @@ def _item_lines(item: Item, width: int) -> Iterator[str]:
     elif item.marks or item.error:
         yield "metadata"
     indent = "  " if item.is_metadata else _INDENT
-    if item.shown:
-        yield from (f"{indent}{line}" for line in item.shown.split("\n"))
+    shown = item.shown
+    if item.original is not None:
+        name, other = item.original
+        yield from _wrapped(f"{_stays(name)}, {heading(other)}", indent, width)
+        shown = _side_by_side(shown, other.shown)
+    if shown:
+        yield from (f"{indent}{line}" for line in shown.split("\n"))
     if item.text is not None:
         yield from _wrapped(cut(item.text, _MOST_TERMINAL_TEXT), indent, width)
     for name, value in item.fields.items():
@@ -525,6 +526,14 @@ def _item_lines(item: Item, width: int) -> Iterator[str]:
         shown, what = item.raw
         yield from _wrapped(f"raw: {what}", indent, width)
         yield from _wrapped(shown, indent + "  ", width)
+
+
+def _side_by_side(left: str, right: str) -> str:
+    """Return two pictures of half blocks as one."""
+    ours, theirs = left.split("\n"), right.split("\n")
+    width = ours[0].count(_HALF_BLOCK)
+    pairs = zip_longest(ours, theirs, fillvalue="")
+    return "\n".join(f"{one or ' ' * width}  {other}".rstrip() for one, other in pairs) if right else left
 
 
 def _is_told(name: str, score: object) -> bool:
@@ -553,7 +562,7 @@ def _half_blocks(picture: Image) -> Iterator[str]:
             upper = pixels[left, top]
             lower = pixels[left, top + 1] if top + 1 < picture.height else None
             background = "" if lower is None else f"\x1b[48;2;{_colour(lower)}m"
-            cells.append(f"\x1b[38;2;{_colour(upper)}m{background}▀")
+            cells.append(f"\x1b[38;2;{_colour(upper)}m{background}{_HALF_BLOCK}")
         yield "".join(cells) + _RESET
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -23,18 +23,19 @@ from mm_assets.accounting.canonical import Rows, SampleQuery
 from mm_assets.accounting.formats import accounted_format, find_sample
 from mm_assets.accounting.ledger import locator_columns
 from mm_assets.accounting.lookup import in_accounts, in_lance, sample_tar
-from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, Output
+from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, Output, statistics_folder
 from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.filters.duplicates import DEDUP, verdicts_uri
 from mm_assets.filters.texts import TextPosition
 from mm_assets.formats.names import format_of, partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.formats.parquet.files import UnreadableFile, column_chunks, open_parquet
 from mm_assets.formats.parquet.reader_writer import DOCUMENTS, rows_of
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.registry import reader_for
 from mm_assets.model.errors import ShardError, counted
 from mm_assets.model.losses import Loss
 from mm_assets.model.samples import BatchStream
-from mm_assets.model.schema import MODALITIES
+from mm_assets.model.schema import METADATA_POSITION, MODALITIES
 from mm_assets.storage.errors import error_line, located
 from mm_assets.storage.files import StorageOptions, exists, join
 from mm_assets.storage.listing import expand_paths
@@ -46,9 +47,7 @@ from mm_assets.view.sample import (
     Mark,
     alike,
     items_of,
-    lance_rows,
     look_at,
-    parquet_ids,
     parquet_rows,
 )
 
@@ -230,6 +229,7 @@ def _order(item: ItemHistory) -> tuple[int, int, int]:
 
 
 _BYTES_AT_ONCE = 8 << 20
+_LANCE_ROWS = 16
 
 
 @dataclass
@@ -414,6 +414,37 @@ def _lost_item(loss: Loss) -> Item:
     )
 
 
+def parquet_ids(uri: str, options: StorageOptions | None = None) -> pa.ChunkedArray:
+    """Return the column ``sample_id`` of a Parquet file.
+
+    Raises:
+        ShardError: the file is damaged.
+    """
+    with closing(open_parquet(uri, uri, options, {})) as file:
+        chunks = column_chunks(uri, file, uri, "sample_id", options)
+    return pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks], pa.large_string())
+
+
+def lance_rows(uri: str, sample_id: str) -> Iterator[pa.Table]:
+    """Yield the rows of a sample in a Lance table, which its index finds if it has one.
+
+    Raises:
+        ShardError: the table is damaged.
+    """
+    from mm_assets.formats.lance.reader_writer import lance_options
+    from mm_assets.formats.lance.snapshot import ids_predicate, naming_table, opened
+    from mm_assets.formats.lance.types import from_storage, with_original_names
+
+    with naming_table(uri):
+        dataset = opened(uri, storage_options=lance_options(uri, None))
+        names = with_original_names(dataset.schema).names
+        scanner = dataset.scanner(
+            filter=ids_predicate([sample_id]), batch_size=_LANCE_ROWS, batch_readahead=1
+        )
+        for batch in scanner.to_batches():
+            yield from_storage(pa.Table.from_batches([batch])).rename_columns(names)
+
+
 _SHOWN: Final = 2000  # bytes of a text
 _DUMPED: Final = 32  # bytes of anything else
 
@@ -486,6 +517,7 @@ def _document(root: str, sample_id: str, shard: ShardHistory, look: Look) -> Doc
     if shard.partition is not None:
         for row in _rows(root, DERIVED_FOLDERS["quarantine"], document):
             _note_raw_bytes(document, row, look)
+        _note_originals(root, document, look)
         try:
             _note_scores(root, document)
         except (UnreadableFile, ShardError) as error:
@@ -541,6 +573,29 @@ def _note_fate(document: Document, history: ItemHistory) -> None:
     known.marks += [Mark.of(row, row["asset"]) for row in history.records]
 
 
+def _note_originals(root: str, document: Document, look: Look) -> None:
+    """Show what stays in the place of the sample, or of its images, where these were dropped as copies."""
+    uri = verdicts_uri(statistics_folder(root), str(document.partition))
+    tables = parquet_rows(uri, [document.sample_id]) if exists(uri) else ()
+    for row in (row for table in tables for row in table.to_pylist()):
+        of_image = row["position"] is not None
+        copies = [
+            item
+            for item in document.items
+            if item.position == (row["position"] if of_image else METADATA_POSITION)
+            and any(mark.kind in DEDUP and row["original_id"] in mark.reason for mark in item.marks)
+        ]
+        curated = CURATED.uri(root, row["original_shard"])
+        if not copies or not exists(curated):
+            continue
+        found = items_of(parquet_rows(curated, [row["original_id"]]), look)
+        found.sort(key=lambda item: item.position)
+        if not of_image:
+            document.original = row["original_id"], found
+        for original in (item for item in found if of_image and item.position == row["original_position"]):
+            copies[0].original = f"{row['original_id']} [{original.position}]", original
+
+
 def _note_raw_bytes(document: Document, row: Mapping[str, Any], look: Look) -> None:
     """Show the bytes that quarantine kept of an item, as far as they can be shown."""
     for item in document.items:
@@ -565,4 +620,8 @@ def _rows(root: str, folder: str, document: Document) -> Iterable[dict[str, Any]
 
 
 def _scores(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in _KEYS and value is not None}
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in _KEYS and value is not None and not isinstance(value, bytes)
+    }

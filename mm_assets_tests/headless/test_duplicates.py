@@ -79,6 +79,28 @@ def test_a_shard_without_verdicts_fails_and_says_what_to_do(project: Project) ->
     assert (near.returncode, near.stdout) == (1, "")
     assert near.stderr.startswith("mm-assets: 2 shards without the score perceptual_hash; measure them:")
     assert project.command("duplicates").stdout.startswith("set MM_DEDUP_IMAGES or MM_DEDUP_DOCUMENTS")
-    preview = project.command("preview", MM_DEDUP_IMAGES="exact")
-    assert "dedup_images (dedup_images=exact)" in preview.stdout
-    assert "1 (50.0%)" in preview.stdout
+
+
+def test_copies_and_what_stays_are_shown_side_by_side(project: Project) -> None:
+    settings = {"MM_DEDUP_IMAGES": "exact", "MM_DEDUP_DOCUMENTS": "near"}
+    project.shard("a", LONG)
+    project.shard("b", f"{LONG} more")  # stays
+    project.shard("c", "another text")
+    fine(project.run(**settings))
+
+    image = fine(project.command("show", "c"))
+    assert "    stays in its place: b [1], image 21x22 png 1.5 KB" in image.splitlines()
+    page = fine(project.command("show", "c", "--html", "-"))
+    pair = page.partition('<div class="pair">')[2].partition("</article>")[0]
+    assert (pair.count("<img"), "stays in its place: b [1]" in pair) == (2, True)
+
+    document = fine(project.command("show", "a")).splitlines()
+    assert "stays in its place: b" in document
+    page = fine(project.command("show", "a", "--html", "-"))
+    assert page.partition('<div class="pair">')[2].count("<img") == 2
+
+    preview = fine(project.command("preview", "--html", "-", **settings))
+    pairs = [part.partition("</div>")[0] for part in preview.split('<div class="pair">')[1:]]
+    assert [pair.count("<img") for pair in pairs] == [2, 2]
+    table = fine(project.command("preview", **settings))
+    assert "dedup_documents (dedup_documents=near)" in table
