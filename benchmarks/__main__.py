@@ -8,6 +8,7 @@ import sys
 from benchmarks import (
     accounting,
     attribution,
+    duplicates,
     events,
     faults,
     growth,
@@ -54,6 +55,7 @@ def main() -> int:
         faults,
         scale,
         scores,
+        duplicates,
     )
     for benchmark in modules:
         benchmark.add_to(commands)

@@ -42,7 +42,7 @@ class Items:
             self._columns.setdefault(name, []).append(values)
 
     def ordered(self, best: Sequence[str], then: Sequence[str] = ()) -> OrderedItems:
-        """Return the items in the order of preference; these are empty then.
+        """Return the items in the order of preference, without the columns of ``best``; these are empty then.
 
         Args:
             best: columns, the greatest first.
@@ -57,10 +57,13 @@ class Items:
         keys = [*((name, "descending") for name in best), *((name, "ascending") for name in ("id", *then))]
         order = pc.sort_indices(table, sort_keys=keys)
         del table
+        ids = ids.take(order)
+        for name in best:
+            del columns[name]
         places = order.to_numpy()
         for name in columns:
             columns[name] = columns[name][places]
-        return OrderedItems(ids.take(order), columns)
+        return OrderedItems(ids, columns)
 
 
 @dataclass
@@ -186,7 +189,7 @@ class Documents:
             shard=np.full(len(scores), shard, np.int32),
             images=scores.column("images").to_numpy(),
             words=scores.column("words").to_numpy(),
-            content=contents[:, 0],
+            content=contents[:, 0].copy(),
             compared=compared,
             signature=rows,
         )

@@ -179,6 +179,7 @@ def _compared(tiles: _Tiles, ours: Integers, theirs: Integers, most: int) -> Ite
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _AT_ONCE: Final = 1 << 18  # signatures or pairs
+_ROWS_AT_ONCE: Final = 1 << 11  # pairs of rows of a mapped file; each row may bring 64 KB of it into memory
 
 
 def near_signatures(signatures: npt.NDArray[np.uint16], rows: Integers, least: float) -> Pairs:
@@ -193,7 +194,8 @@ def near_signatures(signatures: npt.NDArray[np.uint16], rows: Integers, least: f
     for band in range(BANDS):
         known = _packed(found.first, found.second)
         parts = [found]
-        for first, second in _sharing(_keys(signatures, band)[rows]):
+        keys = _keys(signatures, band)[rows]
+        for first, second in _sharing(keys):
             is_new = np.isin(_packed(first, second), known, invert=True)
             first, second = first[is_new], second[is_new]
             share = _shares(signatures, rows[first], rows[second])
@@ -227,15 +229,23 @@ def _release(signatures: npt.NDArray[np.uint16]) -> None:
 
 
 def _sharing(keys: Words) -> Iterator[tuple[Integers, Integers]]:
-    """Yield the pairs of places with equal keys, or hardly any more: the preferred one, and the other."""
-    places = np.uint64(max(len(keys) - 1, 1)).item().bit_length()
+    """Yield the pairs of places with equal keys, or hardly any more: the preferred one, and the other.
+
+    Args:
+        keys: overwritten.
+    """
     # Key and place in one number: sorting numbers takes a fifth of the time of finding their order.
-    packed = keys >> np.uint64(places) << np.uint64(places) | np.arange(len(keys), dtype=np.uint64)
-    packed.sort()
-    is_again = packed[1:] >> np.uint64(places) == packed[:-1] >> np.uint64(places)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_again, [False]]).astype(np.int8)))
+    bits = max(len(keys) - 1, 1).bit_length()
+    low = np.uint64((1 << bits) - 1)
+    keys &= ~low
+    keys |= np.arange(len(keys), dtype=np.uint64)
+    keys.sort()
+    is_again = np.zeros(len(keys) + 1, bool)
+    for start in range(1, len(keys), _AT_ONCE):
+        end = min(start + _AT_ONCE, len(keys))
+        is_again[start:end] = keys[start:end] ^ keys[start - 1 : end - 1] <= low
+    edges = np.flatnonzero(is_again[1:] != is_again[:-1])
     begins, ends = edges[0::2], edges[1::2] + 1
-    order = (packed & np.uint64((1 << places) - 1)).astype(np.int64)
     # Each member beside the first with those before it, or with the leaders of a crowd.
     members = _ranges(begins + 1, ends)
     origins = np.repeat(begins, ends - begins - 1)
@@ -248,7 +258,8 @@ def _sharing(keys: Words) -> Iterator[tuple[Integers, Integers]]:
         end = max(start + 1, int(np.searchsorted(counts, before + 4 * _AT_ONCE, "right")))
         some = slice(start, end)
         seconds = np.repeat(members[some], (lasts - origins)[some])
-        yield order[_ranges(origins[some], lasts[some])], order[seconds]
+        firsts = _ranges(origins[some], lasts[some])
+        yield (keys[firsts] & low).astype(np.int64), (keys[seconds] & low).astype(np.int64)
         start = end
 
 
@@ -262,8 +273,8 @@ def _ranges(begins: Integers, ends: Integers) -> Integers:
 def _shares(signatures: npt.NDArray[np.uint16], first: Integers, second: Integers) -> npt.NDArray[np.float32]:
     """Return the share of equal values of each pair of rows."""
     shares = np.empty(len(first), np.float32)
-    for start in range(0, len(first), _AT_ONCE // 8):
-        some = slice(start, start + _AT_ONCE // 8)
+    for start in range(0, len(first), _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
         shares[some] = (signatures[first[some]] == signatures[second[some]]).mean(axis=1, dtype=np.float32)
         _release(signatures)
     return shares

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mm_assets.filters.chain import SampleFilter, TextFilter
+from mm_assets.filters.contamination import ContaminatedTexts
 from mm_assets.filters.filter import ACTIONS, Filter
 from mm_assets.filters.measures import known_measures, selected_measures
 from mm_assets.filters.registry import (
@@ -153,7 +154,8 @@ NO_LANGUAGE = "is no ISO 639-1 code of a language that is told apart"
 def test_actions_of_each_filter() -> None:
     for kind in FILTERS:
         assert set(kind.actions) <= set(ACTIONS)
-        assert kind.actions[0] == ("drop_sample" if issubclass(kind, SampleFilter) else "drop_item")
+        drops_samples = issubclass(kind, SampleFilter | ContaminatedTexts)
+        assert kind.actions[0] == ("drop_sample" if drops_samples else "drop_item")
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_stored_scores(tmp_path: Path) -> None:
     table = scores(sample("a", "one two", images=1), sample("b", images=3), measures=measures)
     publish_table(uri, table)
     book = SampleScores.read(uri, digest_of_scores(table))
-    nothing = {"language": None, "language_probability": None}
+    nothing = {"language": None, "language_probability": None, "minhash": None}
     repeated = ("repetition", "repeated_lines", "character_repetition", "word_repetition")
     values = {"characters": 7, **nothing, **dict.fromkeys(repeated, 0.0)}
     assert book.get("a") == SampleScore(1, 1, 2, text_digest(["one two"]), values)

@@ -24,6 +24,7 @@ def test_the_columns() -> None:
         ("character_repetition", pa.float64()),
         ("language", pa.string()),
         ("language_probability", pa.float32()),
+        ("minhash", pa.binary(224)),
         ("repeated_lines", pa.float32()),
         ("repetition", pa.float32()),
         ("text_character_repetition", shares),
