@@ -148,7 +148,7 @@ def find_duplicates(
             others = [judge.fitted(schemas, (), folder) for judge in others]
         similarity = of_documents.similarity if of_documents and of_documents.mode == NEAR else None
         distance = of_images.distance if of_images and of_images.mode == NEAR else None
-        documents, images = Documents(similarity, folder), Images(distance)
+        documents, images = Documents(similarity, folder), Images(distance, folder)
         for number, (image_scores, sample_scores) in enumerate(_read(stored, measures)):
             refused = _Refused.by(others, stored, stored.shards[number], measures)
             if of_documents:

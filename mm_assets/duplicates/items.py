@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,17 +30,24 @@ chance, and only equal files count as copies."""
 
 
 class Items:
-    """Images or documents, with columns that all shards have."""
+    """Images or documents, with columns that all shards have.
 
-    def __init__(self) -> None:
+    Args:
+        folder: for the columns until all shards are there: many small arrays would take twice the memory.
+    """
+
+    def __init__(self, folder: str) -> None:
         self._ids: list[pa.Array] = []
-        self._columns: dict[str, list[npt.NDArray[Any]]] = {}
+        self._folder = Path(tempfile.mkdtemp(dir=folder))
+        self._columns: dict[str, npt.NDArray[Any]] = {}  # an empty one of each
 
     def add(self, ids: pa.Array | pa.ChunkedArray, **columns: npt.NDArray[Any]) -> None:
         """Add the items of a shard."""
         self._ids += ids.chunks if isinstance(ids, pa.ChunkedArray) else [ids]
         for name, values in columns.items():
-            self._columns.setdefault(name, []).append(values)
+            self._columns.setdefault(name, values[:0])
+            with (self._folder / name).open("ab") as file:
+                file.write(np.ascontiguousarray(values).data)
 
     def ordered(self, best: Sequence[str], then: Sequence[str] = ()) -> OrderedItems:
         """Return the items in the order of preference, without the columns of ``best``; these are empty then.
@@ -49,17 +57,21 @@ class Items:
             then: columns that decide behind the ids, the smallest first.
         """
         ids = pa.chunked_array(self._ids, pa.string())
-        columns = {name: np.concatenate(self._columns.pop(name)) for name in list(self._columns)}
-        self._ids = []
+        columns = {
+            name: np.fromfile(self._folder / name, empty.dtype).reshape(-1, *empty.shape[1:])
+            for name, empty in self._columns.items()
+        }
+        self._ids, self._columns = [], {}
         if not columns:
             return OrderedItems(ids, columns)
         table = pa.table({"id": ids, **{name: columns[name] for name in (*best, *then)}})
         keys = [*((name, "descending") for name in best), *((name, "ascending") for name in ("id", *then))]
         order = pc.sort_indices(table, sort_keys=keys)
         del table
-        ids = ids.take(order)
         for name in best:
             del columns[name]
+        ids = ids.take(order)
+        pa.default_memory_pool().release_unused()
         places = order.to_numpy()
         for name in columns:
             columns[name] = columns[name][places]
@@ -92,10 +104,11 @@ class Images:
 
     Args:
         distance: most bits that hashes of near copies differ in; None: only equal files count.
+        folder: for what is compared.
     """
 
-    def __init__(self, distance: int | None) -> None:
-        self._items, self._distance = Items(), distance
+    def __init__(self, distance: int | None, folder: str) -> None:
+        self._items, self._distance = Items(folder), distance
 
     def add(self, shard: int, scores: pa.Table, refused: Collection[tuple[str, int]] = ()) -> None:
         """Add the images of a shard that have no error.
@@ -151,11 +164,11 @@ class Documents:
 
     Args:
         similarity: least similarity of near copies; None: only equal texts and images count.
-        folder: for signatures.
+        folder: for what is compared.
     """
 
     def __init__(self, similarity: float | None, folder: str) -> None:
-        self._items, self._similarity = Items(), similarity
+        self._items, self._similarity = Items(folder), similarity
         self._file = Path(folder, "signatures")
         self._count = 0
 
@@ -189,7 +202,7 @@ class Documents:
             shard=np.full(len(scores), shard, np.int32),
             images=scores.column("images").to_numpy(),
             words=scores.column("words").to_numpy(),
-            content=contents[:, 0].copy(),
+            content=contents[:, 0],
             compared=compared,
             signature=rows,
         )

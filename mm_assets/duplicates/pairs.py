@@ -179,7 +179,7 @@ def _compared(tiles: _Tiles, ours: Integers, theirs: Integers, most: int) -> Ite
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _AT_ONCE: Final = 1 << 18  # signatures or pairs
-_ROWS_AT_ONCE: Final = 1 << 11  # pairs of rows of a mapped file; each row may bring 64 KB of it into memory
+_ROWS_AT_ONCE: Final = 1 << 8  # pairs of rows of a mapped file; each row may bring 64 KB of it into memory
 
 
 def near_signatures(signatures: npt.NDArray[np.uint16], rows: Integers, least: float) -> Pairs:
