@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
+import xxhash
 
 from mm_assets.filters.chain import SampleFilter, ScoreFilter
 from mm_assets.filters.filter import Filter, FilterSettingError, S, setting
@@ -100,6 +101,11 @@ class VerdictIndex:
         arrays = [pa.array(values, pa.string()) for values in columns]
         publish_table(join(folder, _FOLDER, _INDEX), pa.Table.from_arrays(arrays, schema=schema))
 
+    @property
+    def digest(self) -> str:
+        """A digest of all verdicts."""
+        return xxhash.xxh3_128_hexdigest(repr(sorted(self.shards.items())).encode("utf-8", "surrogatepass"))
+
     def fault(self, shard: str, version: str) -> str | None:
         """Return why there are no verdicts on a shard in this version, in one line; None if there are."""
         if shard not in self.shards:
@@ -141,7 +147,8 @@ def _of_shard(uri: str, digest: str | None, is_of_images: bool) -> Verdicts:
 
 
 @lru_cache(maxsize=2)
-def _of_all(folder: str, is_of_images: bool) -> Verdicts:
+def _of_all(folder: str, digest: str, is_of_images: bool) -> Verdicts:
+    """Return the verdicts on all shards; another ``digest`` of the index has them read again."""
     shards = [name for name, (_, digest) in VerdictIndex.read(folder).shards.items() if digest]
     tables = parallel_map(read_small_table, [verdicts_uri(folder, name) for name in shards], folder)
     return Verdicts(pa.concat_tables([SCHEMA.empty_table(), *tables]), is_of_images)
@@ -153,6 +160,7 @@ class DuplicateFilter(Filter[S]):
 
     Args:
         folder: of what was found out about the whole set, once the filter is `opened`.
+        index: digest of the index of verdicts at that time.
         of_shard: location and digest of the verdicts on one shard, once it is `bound`.
     """
 
@@ -160,6 +168,7 @@ class DuplicateFilter(Filter[S]):
 
     mode = OFF
     folder: str = field(default="", kw_only=True, compare=False, repr=False)
+    index: str = field(default="", kw_only=True, compare=False, repr=False)
     of_shard: tuple[str, str | None] | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     @classmethod
@@ -180,7 +189,9 @@ class DuplicateFilter(Filter[S]):
         return {known.name: getattr(self, name) for name, known in self.settings().items()}
 
     def opened(self, statistics: str = "") -> Self:
-        return replace(self, folder=statistics) if statistics else self
+        if not statistics:
+            return self
+        return replace(self, folder=statistics, index=VerdictIndex.read(statistics).digest)
 
     def bound(self, verdicts: tuple[str, str | None]) -> Self:
         return replace(self, of_shard=verdicts)
@@ -211,7 +222,7 @@ class DuplicateFilter(Filter[S]):
     def found(self, places: Sequence[tuple[str, int | None]]) -> list[dict[str, Any] | None]:
         """Return the verdict on each sample id and position, as columns of `SCHEMA`; None for no copy."""
         known = (
-            _of_all(self.folder, self.is_of_images)
+            _of_all(self.folder, self.index, self.is_of_images)
             if self.of_shard is None
             else _of_shard(*self.of_shard, self.is_of_images)
         )
