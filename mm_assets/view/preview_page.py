@@ -424,7 +424,9 @@ def preview_page(stored: StoredScores, study: Study) -> str:
         ValueError: a curated file is damaged; the message names it.
     """
     picks = [pick for found in study.borderline for pick in (*found.kept, *found.refused)]
-    contents = contents_of(stored.root, [*picks, *(pick.original for pick in picks if pick.original is not None)])
+    contents = contents_of(
+        stored.root, [*picks, *(pick.original for pick in picks if pick.original is not None)]
+    )
     title = page_title(stored)
     body = [f"<h1>{text(_sentence(title))}</h1>"]
     body += [f"<p>{text(_sentence(line))}.</p>" for line in summary(study)]
