@@ -131,7 +131,7 @@ def _encode(array: pa.Array, field: pa.Field) -> list[Any]:
     type_ = array.type
     if is_json_text(field):
         return [None if text is None else _json_cell(text) for text in array.to_pylist()]
-    if _is_natural(type_):
+    if is_natural(type_):
         return array.to_pylist()
     if isinstance(type_, pa.BaseExtensionType):
         return _encode(array.storage, pa.field(field.name, type_.storage_type))
@@ -156,7 +156,7 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
     type_ = field.type
     if is_json_text(field):
         return pa.array([None if v is None else _json_text(v) for v in values], type_)
-    if _is_natural(type_):
+    if is_natural(type_):
         # Arrow would silently truncate floats to integers, and turn booleans into numbers.
         if (pa.types.is_integer(type_) and float in map(type, values)) or (
             pa.types.is_floating(type_) and bool in map(type, values)
@@ -205,7 +205,7 @@ def _unsupported_type(field: pa.Field) -> pa.DataType | None:
         inner = [type_.value_field]
     else:
         is_leaf = (
-            _is_natural(type_)
+            is_natural(type_)
             or _is_binary(type_)
             or pa.types.is_decimal(type_)
             or pa.types.is_temporal(type_)
@@ -216,7 +216,8 @@ def _unsupported_type(field: pa.Field) -> pa.DataType | None:
     )
 
 
-def _is_natural(type_: pa.DataType) -> bool:
+def is_natural(type_: pa.DataType) -> bool:
+    """Return whether values of a type are the same in JSON."""
     return (
         is_text(type_)
         or pa.types.is_string_view(type_)

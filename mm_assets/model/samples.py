@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import DataError, counted, first_and_more, html_table, html_text
+from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import Loss, with_source_refs
 from mm_assets.model.nested_types import take_rows
-from mm_assets.model.schema import METADATA_POSITION, MODALITIES, REQUIRED_COLUMNS
+from mm_assets.model.schema import INTERLEAVED_SCHEMA, METADATA_POSITION, MODALITIES, REQUIRED_COLUMNS
 
 __all__ = ["InterleavedBatch", "SourceRef", "build_source_ref", "parse_source_ref"]
 
@@ -212,6 +213,60 @@ def _modality_ranks(table: pa.Table) -> Offsets:
 def _item(table: pa.Table, row: int) -> str:
     sample, position, modality = (table.column(c)[row].as_py() for c in ("sample_id", "position", "modality"))
     return f"sample {sample!r}, position {position}, modality {modality!r}"
+
+
+Document = dict[str, Any]
+"""A sample as training gets it, see `document_of`."""
+
+_READ = [name for name in INTERLEAVED_SCHEMA.names if name != "source_ref"]
+_NO_EXTRAS = {*INTERLEAVED_SCHEMA.names, "_source"}
+
+
+def document_of(rows: Sequence[pa.RecordBatch], schema: pa.Schema) -> Document:
+    """Return one sample ``{"sample_id", "items", "metadata"}`` of its rows.
+
+    An item is ``{"modality", "position", "content_type", "text" or "image", "metadata"}``, and has
+    ``"error"`` if its row has one. An image is the bytes of its file, None if there are none. The metadata of
+    the sample has all passthrough columns, that of an item those that are not null. JSON columns are decoded.
+
+    Args:
+        rows: in canonical order.
+        schema: their columns.
+    """
+    extras = [field for field in schema if field.name not in _NO_EXTRAS]
+    columns = {name: [value for batch in rows for value in batch.column(name).to_pylist()] for name in _READ}
+    values = {
+        field.name: [
+            _json_value(value, field) for batch in rows for value in batch.column(field.name).to_pylist()
+        ]
+        for field in extras
+    }
+    document: Document = {"sample_id": columns["sample_id"][0], "items": [], "metadata": {}}
+    for row, modality in enumerate(columns["modality"]):
+        row_values = {name: column[row] for name, column in values.items()}
+        if modality == "metadata":
+            document["metadata"] = row_values
+            continue
+        item = {
+            "modality": modality,
+            "position": columns["position"][row],
+            "content_type": columns["content_type"][row],
+        }
+        item[modality] = columns["text_content" if modality == "text" else "binary_content"][row]
+        if (error := columns["materialize_error"][row]) is not None:
+            item["error"] = error
+        item["metadata"] = {name: value for name, value in row_values.items() if value is not None}
+        document["items"].append(item)
+    return document
+
+
+def item_order(item: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return the key by which the items of a document are sorted: by position, text before image."""
+    return item["position"], item["modality"] == "image"
+
+
+def _json_value(stored: Any, field: pa.Field) -> Any:
+    return json.loads(stored) if stored is not None and is_json(field) else stored
 
 
 class UniqueSamples:

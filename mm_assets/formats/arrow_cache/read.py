@@ -6,7 +6,6 @@ samples, of one cache or several.
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 from bisect import bisect_right
@@ -32,9 +31,7 @@ from mm_assets.formats.arrow_cache.files import (
     require_features,
 )
 from mm_assets.model.errors import DataError, counted, first_and_more
-from mm_assets.model.json_codec import is_json
-from mm_assets.model.samples import sample_offsets
-from mm_assets.model.schema import INTERLEAVED_SCHEMA
+from mm_assets.model.samples import document_of, sample_offsets
 
 __all__ = ["ArrowCache", "InterleavedArrowDataset", "read_shard"]
 
@@ -177,16 +174,6 @@ def read_shard(shard_path: str | os.PathLike[str]) -> pa.Table:
 
 
 _FOLDER = "arrow_cache"
-_READ = (
-    "sample_id",
-    "position",
-    "modality",
-    "content_type",
-    "text_content",
-    "binary_content",
-    "materialize_error",
-)
-_NO_EXTRAS = {*INTERLEAVED_SCHEMA.names, "_source"}
 
 
 class InterleavedArrowDataset:
@@ -240,7 +227,7 @@ class InterleavedArrowDataset:
         if not 0 <= number < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         cache, start, stop = self._place(number)
-        return _sample(cache.rows(start, stop), cache.meta.schema)
+        return document_of(cache.rows(start, stop), cache.meta.schema)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return the samples of these numbers, in this order: a DataLoader fetches a batch at once."""
@@ -268,6 +255,19 @@ class InterleavedArrowDataset:
             if cache.rows(start, start + 1)[0].column("sample_id")[0].as_py() == sample_id:
                 return int(number)
         raise KeyError(sample_id)
+
+    def partitions(self) -> list[tuple[str, int, str]]:
+        """Return of each cache its folder's name, its number of samples, and a digest of its shards."""
+        self._number_samples()
+        counts = np.diff(self._first).tolist()
+        return [
+            (
+                Path(cache.meta.cache_dir).name,
+                count,
+                xxhash.xxh3_128_hexdigest("".join(shard.digest for shard in cache.meta.shards).encode()),
+            )
+            for cache, count in zip(self._caches, counts, strict=True)
+        ]
 
     def _place(self, number: int) -> tuple[ArrowCache, int, int]:
         self._number_samples()
@@ -303,37 +303,3 @@ def _ids_of_rows(cache: ArrowCache) -> pa.Table:
     assert cache.meta.schema is not None
     type_ = cache.meta.schema.field("sample_id").type
     return pa.table({"sample_id": pa.chunked_array(list(cache.column("sample_id")), type_)})
-
-
-def _sample(batches: list[pa.RecordBatch], schema: pa.Schema) -> dict[str, Any]:
-    extras = [field for field in schema if field.name not in _NO_EXTRAS]
-    columns = {
-        name: [value for batch in batches for value in batch.column(name).to_pylist()] for name in _READ
-    }
-    values = {
-        field.name: [
-            _value(value, field) for batch in batches for value in batch.column(field.name).to_pylist()
-        ]
-        for field in extras
-    }
-    sample: dict[str, Any] = {"sample_id": columns["sample_id"][0], "items": [], "metadata": {}}
-    for row, modality in enumerate(columns["modality"]):
-        row_values = {name: column[row] for name, column in values.items()}
-        if modality == "metadata":
-            sample["metadata"] = row_values
-            continue
-        item = {
-            "modality": modality,
-            "position": columns["position"][row],
-            "content_type": columns["content_type"][row],
-        }
-        item[modality] = columns["text_content" if modality == "text" else "binary_content"][row]
-        if (error := columns["materialize_error"][row]) is not None:
-            item["error"] = error
-        item["metadata"] = {name: value for name, value in row_values.items() if value is not None}
-        sample["items"].append(item)
-    return sample
-
-
-def _value(stored: Any, field: pa.Field) -> Any:
-    return json.loads(stored) if stored is not None and is_json(field) else stored

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from PIL.TiffImagePlugin import TiffImageFile
 
 
+MAX_PIXELS: Final = 178_956_970
+"""Pillow's own limit for opening an image: twice its `Image.MAX_IMAGE_PIXELS`."""
+
 _WORTH_IT: Final = 1 << 20  # bytes: a smaller file is copied sooner than it is read through Python
 
 

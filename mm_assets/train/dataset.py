@@ -1,0 +1,476 @@
+"""Datasets that stop and resume at any sample, on other numbers of ranks and workers.
+
+* `EpochDataset`: what all have in common: iteration, state, `Loader`.
+* `InterleavedDataset`: the samples of one dataset of any format.
+* `Mixture`: several, drawn from by weights.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+import xxhash
+from webdataset.pytorch import IterableDataset
+
+from mm_assets.formats.images.decode import MAX_PIXELS, decoding
+from mm_assets.formats.images.headers import sniff
+from mm_assets.model.errors import DataError, ImageError, counted, require
+from mm_assets.model.samples import Document
+from mm_assets.train.cache import LocalCopies
+from mm_assets.train.order import Division, EpochOrder, Positions, Progress, Schedule, digest_of
+from mm_assets.train.sources import ShardUrls, open_source
+
+Decode = Literal["pil", "tensor"]
+State = Mapping[str, Any]
+
+_AT_ONCE = 16  # samples that are read together where no batch says how many
+
+
+class EpochDataset(IterableDataset, ABC):
+    """Samples by epoch and position. The position alone decides which sample it is, and who gets it.
+
+    Iterating gives this rank's samples of the current epoch, or what is left of it, and then goes on to the
+    next epoch. A DataLoader's workers share them. `loader` gives batches, equally many on each rank.
+
+    Args:
+        rank, world_size: None takes RANK and WORLD_SIZE of the environment, as torchrun sets them, or one.
+
+    Attributes:
+        is_forkable: whether a forked process may read.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+
+    is_forkable = True
+
+    def __init__(self, rank: int | None, world_size: int | None) -> None:
+        super().__init__()
+        self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size}: ranks are counted from 0")
+        self._state: Progress | None = None
+
+    @property
+    @abstractmethod
+    def epoch_length(self) -> int:
+        """Samples of an epoch on all ranks together."""
+
+    @property
+    @abstractmethod
+    def order_digest(self) -> str:
+        """Digest of all that the order depends on: which samples, seed and settings."""
+
+    @abstractmethod
+    def fetch(self, epoch: int, positions: Positions) -> list[Any]:
+        """Return the samples at some positions of an epoch."""
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 0."""
+        return self._progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin another epoch; nothing happens if it is the current one."""
+        if epoch != self.epoch:
+            self._state = self._progress.next_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far this rank is, as plain values of some 300 bytes.
+
+        Where all ranks go in step, as in data-parallel training, the state of one of them says it for all.
+        """
+        return self._progress.to_json()
+
+    def load_state_dict(self, states: State | Sequence[State]) -> None:
+        """Go on after a state, whatever the numbers of ranks and workers were.
+
+        Args:
+            states: of one rank, if all went in step; else of every rank.
+
+        Raises:
+            DataError: the state is of other data or of another order, or states of ranks are missing.
+        """
+        found = [Progress.from_json(one) for one in ([states] if isinstance(states, Mapping) else states)]
+        for one in found:
+            if one.order != self.order_digest:
+                raise DataError(
+                    f"{self!r}: the state is of another order ({one.order}, here {self.order_digest}): "
+                    "of other data, or of another seed, split, window or mixture"
+                )
+        # One state is kept as it is: if the division stays the same, its rank goes on where it was.
+        self._state = found[0] if len(found) == 1 else Progress.merged(found, self.epoch_length)
+
+    def loader(
+        self,
+        batch_size: int,
+        workers: int = 0,
+        *,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] = list,
+        **torch_options: Any,
+    ) -> Loader:
+        """Return a `Loader` of batches.
+
+        Args:
+            batch_size: samples in a batch.
+            workers: processes that read; they need torch.
+            drop_last: leave out samples at the end of an epoch that are no whole batch of every rank.
+            collate: makes a batch of a list of samples, in the workers.
+            torch_options: of `torch.utils.data.DataLoader`, such as ``pin_memory``.
+        """
+        return Loader(self, batch_size, workers, drop_last, collate, torch_options)
+
+    def __len__(self) -> int:
+        """Samples of this rank in an epoch, if they are not taken in batches."""
+        division = Division(self.epoch_length, (), self.world_size, 0, False)
+        return max(division.steps - 1, 0) + len(division.batch(division.steps - 1, self.rank))
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, workers = _worker()
+        division = self.begin(self.world_size * workers, worker * self.world_size + self.rank, 0, False)
+        progress = self._progress
+        for start in range(progress.steps, division.steps, _AT_ONCE):
+            steps = range(start, min(start + _AT_ONCE, division.steps))
+            positions = np.concatenate([division.batch(step, progress.rank) for step in steps])
+            for step, sample in zip(steps, self.fetch(progress.epoch, positions), strict=False):
+                self._state = replace(progress, steps=step + 1)
+                yield sample
+        self._state = progress.next_epoch(progress.epoch + 1)
+
+    def begin(self, ranks: int, rank: int, batch_size: int, drop_last: bool) -> Division:
+        """Divide what is left of the epoch, and return the division; the same one goes on where it was.
+
+        Raises:
+            DataError: a rank would have no samples.
+        """
+        wanted = {"ranks": ranks, "rank": rank, "batch_size": batch_size, "drop_last": drop_last}
+        if any(getattr(self._progress, name) != value for name, value in wanted.items()):
+            merged = Progress.merged([self._progress], self.epoch_length)
+            self._state = replace(merged, ranks=ranks, rank=rank, batch_size=batch_size, drop_last=drop_last)
+        division = self._progress.division(self.epoch_length)
+        is_whole = division.left == self.epoch_length
+        if division.left < self.world_size or (is_whole and not division.steps):
+            raise DataError(
+                f"{self!r}: {counted(division.left, 'sample')} "
+                f"{'' if is_whole else 'left of the epoch '}for {counted(self.world_size, 'rank')}"
+                f"{f' and batches of {batch_size}' if batch_size > 1 else ''}: a rank would have none. "
+                f"Start fewer ranks{'' if is_whole else f', or go on with set_epoch({self.epoch + 1})'}"
+            )
+        return division
+
+    def advance(self) -> None:
+        """Count a batch that the training loop is given."""
+        self._state = replace(self._progress, steps=self._progress.steps + 1)
+
+    @property
+    def _progress(self) -> Progress:
+        if self._state is None:
+            self._state = Progress(self.order_digest, ranks=self.world_size, rank=self.rank, batch_size=0)
+        return self._state
+
+
+def _worker() -> tuple[int, int]:
+    """Return the number of this DataLoader worker, and of all workers."""
+    torch = sys.modules.get("torch")  # a worker has it
+    info = None if torch is None else torch.utils.data.get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+class Loader:
+    """Batches of an `EpochDataset`: an iteration is what is left of the current epoch.
+
+    All ranks get equally many. What is left of an epoch behind its last whole step (a batch for each rank) is
+    dealt out to all ranks as one smaller batch each, sizes differing by one at most. If it is fewer samples
+    than ranks, they make some of the last batches one sample larger. So every sample comes once; with
+    ``drop_last`` the rest is left out instead, and all batches have the same size.
+
+    The state counts what the loop was given, not what workers have read ahead. Give it before the next batch
+    is taken. A loop that was left goes on where it was, when it is started again.
+    """
+
+    def __init__(
+        self,
+        dataset: EpochDataset,
+        batch_size: int,
+        workers: int,
+        drop_last: bool,
+        collate: Callable[[list[Any]], Any],
+        torch_options: Mapping[str, Any],
+    ) -> None:
+        if batch_size < 1 or workers < 0:
+            raise ValueError(f"a batch has samples, and workers are counted from 0: {batch_size}, {workers}")
+        self.dataset = dataset
+        self._batch_size, self._workers, self._drop_last = batch_size, workers, drop_last
+        self._collate = collate
+        self._torch_loader = self._make_torch_loader(torch_options) if workers else None
+
+    def __len__(self) -> int:
+        """Batches that are left of the current epoch."""
+        return self._begin().steps - self.dataset._progress.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begin()
+        batches = map(self._read, self.schedule()) if self._torch_loader is None else self._torch_loader
+        for batch in batches:
+            self.dataset.advance()
+            yield batch
+        self.dataset.set_epoch(self.dataset.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return `EpochDataset.state_dict`."""
+        self._begin()
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, states: State | Sequence[State]) -> None:
+        """Go on after a state, as `EpochDataset.load_state_dict`."""
+        self.dataset.load_state_dict(states)
+
+    def schedule(self) -> Iterator[list[tuple[int, Positions]]]:
+        """Yield epoch and positions of the batches that are left; one element each, as torch wants it."""
+        division, progress = self._begin(), self.dataset._progress
+        for step in range(progress.steps, division.steps):
+            yield [(progress.epoch, division.batch(step, progress.rank))]
+
+    def _begin(self) -> Division:
+        dataset = self.dataset
+        return dataset.begin(dataset.world_size, dataset.rank, self._batch_size, self._drop_last)
+
+    def _read(self, chosen: list[tuple[int, Positions]]) -> Any:
+        return self._collate(self.dataset.fetch(*chosen[0]))
+
+    def _make_torch_loader(self, options: Mapping[str, Any]) -> Iterable[Any]:
+        require("torch")
+        import torch
+
+        context = None if self.dataset.is_forkable else "spawn"
+        return torch.utils.data.DataLoader(
+            _ByPosition(self.dataset),
+            **{
+                "batch_sampler": _Schedule(self),
+                "num_workers": self._workers,
+                "collate_fn": self._collate,
+                "persistent_workers": True,
+                "multiprocessing_context": context,
+                "generator": torch.Generator(),  # else each epoch takes a number of the global one
+                **options,
+            },
+        )
+
+
+class _Schedule:
+    """What torch takes for a sampler of batches."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[tuple[int, Positions]]]:
+        return self._loader.schedule()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class _ByPosition:
+    """What torch takes for a map-style dataset: workers have no order of their own."""
+
+    def __init__(self, dataset: EpochDataset) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, chosen: list[tuple[int, Positions]]) -> list[Any]:
+        return self._dataset.fetch(*chosen[0])
+
+
+class InterleavedDataset(EpochDataset):
+    """The samples of tars (paired ones, too), an Arrow cache, a Lance table, or Parquet with a row an item.
+
+    A sample is ``{"sample_id", "items", "metadata"}``; items are in the order of the document, each with
+    ``"modality"``, ``"position"`` and ``"text"`` or ``"image"``: `mm_assets.model.samples.document_of` has it
+    all. Of paired tars it is what `MultiModalWebDataset` gives.
+
+    The order of an epoch depends on the samples, ``seed``, its number and ``window`` alone. Shards are
+    shuffled, then the samples of ``window`` shards together (`EpochOrder`). A shard is a tar, a cache, a
+    fragment, a row group of Parquet, or a group of paired tars. If ``plan.parquet`` of ``mm-assets reshard``
+    lies beside the data, a sample comes as often as it says, each time among others.
+
+    Args:
+        path: folder, file, pattern or URL; or the tars of each modality, as for `MultiModalWebDataset`.
+        split: a split of the plan; None takes all.
+        shuffle: False gives the samples as they lie.
+        seed: of the order.
+        rank, world_size: None takes RANK and WORLD_SIZE of the environment, or one rank.
+        window: shards that are shuffled together, and read at the same time.
+        decode: images as Pillow's in RGB, or as ``torch.uint8`` of channels, rows, columns; None leaves the
+            bytes of their files.
+        transform: called with each sample, where it is read.
+        cache_dir: local folder for copies of remote tars and Parquet; None takes one that all runs share.
+        cache_bytes: bytes of these copies at most, or ``"32GiB"``. Give it room for more than a window.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        DataError: there is no sample, or no such split; or the data is none to train from.
+        ValueError: an argument is none of those above.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Mapping[str, ShardUrls],
+        *,
+        split: str | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        window: int = 8,
+        decode: Decode | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str = "32GiB",
+    ) -> None:
+        super().__init__(rank, world_size)
+        if decode not in (None, *get_args(Decode)):
+            raise ValueError(f"decode is None, 'pil' or 'tensor', not {decode!r}")
+        if window < 1:
+            raise ValueError(f"window is a number of shards, not {window}")
+        if decode == "tensor":
+            require("torch")
+        self._place = str(path)
+        self._seed, self._window = (seed if shuffle else None), window
+        self._decode, self._transform = decode, transform
+        self._chosen = open_source(path, split, LocalCopies(cache_dir, cache_bytes))
+        self.is_forkable = self._chosen.source.is_forkable
+        self._counts = [len(numbers) for _, numbers in self._chosen.runs]
+        if not sum(self._counts):
+            raise DataError(f"{self._place}: no samples{f' of split {split!r}' if split else ''}")
+        self._order = lru_cache(maxsize=2)(self._make_order)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._place}: {counted(self.epoch_length, 'sample')}>"
+
+    @property
+    def epoch_length(self) -> int:
+        return sum(self._counts)
+
+    @cached_property
+    def order_digest(self) -> str:
+        runs = [
+            (shard, xxhash.xxh3_64_hexdigest(numbers.astype("<i8").tobytes()))
+            for shard, numbers in self._chosen.runs
+        ]
+        return digest_of("order", 1, self._chosen.source.digest, runs, self._seed, self._window)
+
+    def fetch(self, epoch: int, positions: Positions) -> list[Any]:
+        runs, numbers = self._order(epoch).locate(positions)
+        found: list[Any] = [None] * len(positions)
+        for run in dict.fromkeys(runs.tolist()):
+            at = np.flatnonzero(runs == run)
+            shard, of_run = self._chosen.runs[run]
+            for place, sample in zip(
+                at.tolist(), self._chosen.source.read(shard, of_run[numbers[at]].tolist()), strict=True
+            ):
+                found[place] = self._finished(sample)
+        return found
+
+    def _finished(self, sample: Any) -> Any:
+        if self._decode is not None and "items" in sample:
+            decode_images(sample, self._decode, self._place)
+        return sample if self._transform is None else self._transform(sample)
+
+    def _make_order(self, epoch: int) -> EpochOrder:
+        return EpochOrder(self._counts, self._seed, epoch, self._window)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_order"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._order = lru_cache(maxsize=2)(self._make_order)
+
+
+def decode_images(sample: Document, kind: Decode, place: str) -> None:
+    """Put a picture in the place of each image file.
+
+    Raises:
+        DataError: one cannot be decoded, or has more than `MAX_PIXELS`.
+    """
+    for item in sample["items"]:
+        data = item.get("image")
+        if data is None:
+            continue
+        try:
+            with decoding(data, sniff(data) or "", MAX_PIXELS) as image:
+                picture: Any = image.convert("RGB")
+        except (ImageError, KeyError) as error:
+            raise DataError(
+                f"{place}: sample {sample['sample_id']!r:.200}, position {item['position']}: {error}"
+            ) from error
+        if kind == "tensor":
+            import torch
+
+            picture = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+        item["image"] = picture
+
+
+class Mixture(EpochDataset):
+    """Samples of several datasets by weights, in a fixed schedule; elastic as each of them.
+
+    Each run of positions has the share of each dataset (`Schedule`), so every batch is mixed as the weights
+    say, give or take two samples. A dataset gives all its samples before one comes again, then goes on with
+    its next epoch. An epoch of a mixture is as long as all datasets together, and the next one goes on where
+    they were. Samples that are dictionaries get ``"source"``, the number of their dataset.
+
+    Args:
+        datasets: their own ranks and states do not count.
+        weights: shares of the samples, in any unit.
+        rank, world_size: None takes RANK and WORLD_SIZE of the environment, or one rank.
+
+    Raises:
+        ValueError: the weights are not one positive number for each dataset.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[EpochDataset],
+        weights: Sequence[float],
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        super().__init__(rank, world_size)
+        if len(datasets) != len(weights):
+            raise ValueError(f"{len(datasets)} datasets and {len(weights)} weights")
+        self.datasets = list(datasets)
+        self._schedule = Schedule(weights)
+        self.is_forkable = all(dataset.is_forkable for dataset in datasets)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(map(repr, self.datasets))}>"
+
+    @property
+    def epoch_length(self) -> int:
+        return sum(dataset.epoch_length for dataset in self.datasets)
+
+    @cached_property
+    def order_digest(self) -> str:
+        parts = [dataset.order_digest for dataset in self.datasets]
+        return digest_of("mixture", 1, parts, self._schedule.counts.tolist())
+
+    def fetch(self, epoch: int, positions: Positions) -> list[Any]:
+        sources, draws = self._schedule.locate(epoch * self.epoch_length + positions)
+        found: list[Any] = [None] * len(positions)
+        for source in dict.fromkeys(sources.tolist()):
+            dataset = self.datasets[source]
+            epochs, places = np.divmod(draws, dataset.epoch_length)
+            for one in np.unique(epochs[sources == source]).tolist():
+                at = np.flatnonzero((sources == source) & (epochs == one))
+                for place, sample in zip(at.tolist(), dataset.fetch(one, places[at]), strict=True):
+                    found[place] = {**sample, "source": source} if isinstance(sample, dict) else sample
+        return found

@@ -1,0 +1,274 @@
+"""Packing of documents into sequences of one length, by a plan that is made before training.
+
+1. `count_tokens` asks a tokenizer once for each document: its tokens, and where its images begin.
+2. `pack` plans: documents are cut into pieces where images begin, as far as they have to be; pieces are put
+   into sequences, the longest first, each into the first one with room (first fit decreasing). Nothing is
+   dropped.
+3. `PackedDataset` gives the sequences, in an order of its own, with the state of any `EpochDataset`.
+
+Counts and plans are small Parquet tables. Both name the data that they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mm_assets.formats.parquet.files import publish_table, read_small_table
+from mm_assets.model.errors import DataError
+from mm_assets.model.samples import Document
+from mm_assets.train.dataset import EpochDataset
+from mm_assets.train.order import Positions, digest_of, permutation
+
+Tokenize = Callable[[Document], tuple[Sequence[int], Sequence[int]]]
+"""Returns the tokens of a document, with placeholders for its images, and the number of the first token of
+each image that has bytes, ascending."""
+
+_ORDER = b"mm_assets:order"
+_LENGTH = b"mm_assets:length"
+_COUNTS = pa.schema([("tokens", pa.int64()), ("images", pa.list_(pa.int64()))])
+_PLAN = pa.schema(
+    [
+        pa.field("pack", pa.int64()),
+        pa.field("document", pa.int64()),  # its position in the dataset as it lies
+        pa.field("start", pa.int64()),  # of its tokens
+        pa.field("stop", pa.int64()),
+        pa.field("first_image", pa.int64()),
+        pa.field("images", pa.int64()),
+    ]
+)
+_AT_ONCE = 64
+
+
+def count_tokens(dataset: EpochDataset, tokenize: Tokenize, file: str | None = None) -> pa.Table:
+    """Return tokens and places of images of each document, in the order of the dataset's positions.
+
+    Args:
+        dataset: documents as they lie, ``InterleavedDataset(…, shuffle=False)``.
+        tokenize: see `Tokenize`.
+        file: path or URL of a Parquet file where they are kept.
+
+    Raises:
+        DataError: a document has places of images that are not ascending, or beyond its tokens.
+    """
+    tokens, images = [], []
+    for start in range(0, dataset.epoch_length, _AT_ONCE):
+        positions = np.arange(start, min(start + _AT_ONCE, dataset.epoch_length))
+        for number, document in zip(positions, dataset.fetch(0, positions), strict=True):
+            ids, places = tokenize(document)
+            if list(places) != sorted(set(places)) or (
+                len(places) and not 0 <= places[0] <= places[-1] < len(ids)
+            ):
+                raise DataError(
+                    f"{dataset!r}: document {number}: images at {list(places)!s:.100} of {len(ids)} tokens"
+                )
+            tokens.append(len(ids))
+            images.append([int(place) for place in places])
+    table = pa.table({"tokens": tokens, "images": images}, _COUNTS)
+    table = table.replace_schema_metadata({_ORDER: dataset.order_digest})
+    if file is not None:
+        publish_table(file, table)
+    return table
+
+
+def pack(
+    counts: pa.Table | str, length: int, image_cap: int | None = None, file: str | None = None
+) -> pa.Table:
+    """Plan sequences of up to ``length`` tokens and ``image_cap`` images.
+
+    A document that does not fit is cut where an image begins, into as few pieces as that allows. Where more
+    than ``length`` tokens lie between two such places, they are cut after ``length`` tokens.
+
+    Args:
+        counts: of `count_tokens`, or the file where they are.
+        length: tokens of a sequence.
+        image_cap: images of a sequence; None for any number.
+        file: path or URL of a Parquet file where the plan is kept.
+
+    Returns:
+        A row for each piece, by sequence.
+
+    Raises:
+        ValueError: a limit is below 1.
+    """
+    if length < 1 or (image_cap is not None and image_cap < 1):
+        raise ValueError(f"a sequence has room for tokens and images: {length}, {image_cap}")
+    table = read_small_table(counts) if isinstance(counts, str) else counts
+    cap = image_cap if image_cap is not None else int(np.iinfo(np.int64).max)
+    pieces = np.array(
+        [
+            (document, *piece)
+            for document, (tokens, images) in enumerate(
+                zip(table.column("tokens").to_pylist(), table.column("images").to_pylist(), strict=True)
+            )
+            for piece in _pieces(tokens, images, length, cap)
+        ],
+        np.int64,
+    ).reshape(-1, 5)
+    packs = _first_fit(pieces[:, 2] - pieces[:, 1], pieces[:, 4], length, cap)
+    order = np.lexsort((pieces[:, 1], pieces[:, 0], packs))
+    columns = [packs[order], *pieces[order].T]
+    plan = pa.Table.from_arrays([pa.array(column) for column in columns], schema=_PLAN)
+    plan = plan.replace_schema_metadata({**(table.schema.metadata or {}), _LENGTH: str(length)})
+    if file is not None:
+        publish_table(file, plan)
+    return plan
+
+
+def _pieces(tokens: int, images: Sequence[int], length: int, cap: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (start, stop, first image, images) of the pieces of a document."""
+    start = first = 0
+    while start < tokens or (tokens == 0 and start == 0):
+        stop, last = tokens, len(images)
+        if stop - start > length or last - first > cap:
+            # The last image that begins where the piece may end, and not at its beginning.
+            allowed = [
+                at
+                for at in range(first, len(images))
+                if start < images[at] <= start + length and at - first <= cap
+            ]
+            if allowed:
+                last = allowed[-1]
+                stop = images[last]
+            else:
+                stop = min(start + length, tokens)
+                last = int(np.searchsorted(images, stop))
+        yield start, stop, first, last - first
+        if stop == start:
+            return
+        start, first = stop, last
+
+
+def _first_fit(
+    sizes: npt.NDArray[np.int64], images: npt.NDArray[np.int64], length: int, cap: int
+) -> npt.NDArray[np.int64]:
+    """Return the sequence of each piece: the first with room, pieces taken by size, the largest first.
+
+    A tree over sequences has the most room for tokens, and for images, below each of its nodes.
+    """
+    count = len(sizes)
+    leaves = 1 << max(count - 1, 1).bit_length()
+    tokens_left, images_left = [length] * (2 * leaves), [cap] * (2 * leaves)
+    packs = np.zeros(count, np.int64)
+    for piece in np.lexsort((np.arange(count), -images, -sizes)).tolist():
+        size, shown = int(sizes[piece]), int(images[piece])
+        waiting = [1]
+        while (node := waiting.pop()) < leaves:
+            for child in (2 * node + 1, 2 * node):
+                if tokens_left[child] >= size and images_left[child] >= shown:
+                    waiting.append(child)
+        packs[piece] = node - leaves
+        tokens_left[node] -= size
+        images_left[node] -= shown
+        while node > 1:
+            node //= 2
+            tokens_left[node] = max(tokens_left[2 * node], tokens_left[2 * node + 1])
+            images_left[node] = max(images_left[2 * node], images_left[2 * node + 1])
+    return packs
+
+
+class PackedDataset(EpochDataset):
+    """The sequences of a plan.
+
+    A sequence is ``{"input_ids", "documents", "images", "image_positions"}``: the tokens as an int64 array of
+    at most the plan's length; where each piece begins among them, then the number of tokens (``cu_seqlens``
+    of attention kernels); the images, as the dataset gives them; and the first token of each.
+
+    Args:
+        dataset: the documents that were counted, ``InterleavedDataset(…, shuffle=False)``.
+        plan: of `pack`, or the file where it is.
+        tokenize: the same as for the counts.
+        seed: of the order of sequences.
+        shuffle: False gives them as they are in the plan.
+        rank, world_size: None takes RANK and WORLD_SIZE of the environment, or one rank.
+
+    Raises:
+        DataError: the plan is of other documents. Reading raises it if the tokenizer is another.
+    """
+
+    def __init__(
+        self,
+        dataset: EpochDataset,
+        plan: pa.Table | str,
+        tokenize: Tokenize,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        super().__init__(rank, world_size)
+        table = read_small_table(plan) if isinstance(plan, str) else plan
+        if (table.schema.metadata or {}).get(_ORDER) != dataset.order_digest.encode():
+            raise DataError(f"{dataset!r}: the plan of sequences is of other documents: count and pack again")
+        self.dataset, self._tokenize = dataset, tokenize
+        self._seed = seed if shuffle else None
+        self._pieces = np.stack([table.column(name).to_numpy() for name in _PLAN.names[1:]], axis=1)
+        packs = table.column("pack").to_numpy()
+        self._starts = np.concatenate([np.flatnonzero(np.diff(packs, prepend=-1)), [len(packs)]])
+        self.is_forkable = dataset.is_forkable
+        self._order = lru_cache(maxsize=2)(self._make_order)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.dataset!r}: {self.epoch_length} sequences>"
+
+    @property
+    def epoch_length(self) -> int:
+        return len(self._starts) - 1
+
+    @cached_property
+    def order_digest(self) -> str:
+        return digest_of(
+            "packed", 1, self.dataset.order_digest, self._pieces.tolist(), self._starts.tolist(), self._seed
+        )
+
+    def fetch(self, epoch: int, positions: Positions) -> list[Any]:
+        spans = [
+            self._pieces[self._starts[number] : self._starts[number + 1]]
+            for number in self._order(epoch)[positions].tolist()
+        ]
+        wanted = np.unique(np.concatenate([span[:, 0] for span in spans]))
+        documents = dict(zip(wanted.tolist(), self.dataset.fetch(0, wanted), strict=True))
+        tokens = {number: self._tokenize(document) for number, document in documents.items()}
+        return [self._sequence(span, documents, tokens) for span in spans]
+
+    def _sequence(
+        self, span: Positions, documents: dict[int, Document], tokens: dict[int, Any]
+    ) -> dict[str, Any]:
+        parts, images, places, starts = [], [], [], [0]
+        for number, start, stop, first, count in span.tolist():
+            ids, image_places = tokens[number]
+            shown = image_places[first : first + count]
+            if stop > len(ids) or len(shown) < count or any(not start <= place < stop for place in shown):
+                raise DataError(
+                    f"{self.dataset!r}: document {documents[number]['sample_id']!r:.200} has other tokens "
+                    "than when it was counted"
+                )
+            held = [item["image"] for item in documents[number]["items"] if item.get("image") is not None]
+            parts.append(np.asarray(ids[start:stop], np.int64))
+            images += held[first : first + count]
+            places += [starts[-1] + place - start for place in shown]
+            starts.append(starts[-1] + stop - start)
+        return {
+            "input_ids": np.concatenate(parts),
+            "documents": np.array(starts, np.int64),
+            "images": images,
+            "image_positions": np.array(places, np.int64),
+        }
+
+    def _make_order(self, epoch: int) -> Positions:
+        if self._seed is None:
+            return np.arange(self.epoch_length)
+        return permutation(self.epoch_length, "packs", self._seed, epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_order"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._order = lru_cache(maxsize=2)(self._make_order)

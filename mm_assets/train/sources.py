@@ -1,0 +1,422 @@
+"""Samples of a dataset by number, of any format: what they are, how many, and one of them without the others.
+
+A `Source` has shards of numbered samples. It reads only an index when it is opened: offsets of tars, the ids
+of tables, the headers of paired tars. A sample is a dictionary, alike for all formats but paired tars: see
+`mm_assets.model.samples.document_of`. `open_source` finds the format.
+
+A ``plan.parquet`` beside the data, as ``mm-assets reshard`` writes it, says which samples are of a split, how
+often each comes in an epoch, and where they lie in tars.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.formats.names import format_by_suffix, format_of
+from mm_assets.formats.parquet.files import (
+    checked,
+    column_chunks,
+    open_parquet,
+    original_schema,
+    read_small_table,
+    restore,
+)
+from mm_assets.formats.registry import detect_format, reader_for
+from mm_assets.model.errors import DataError, require
+from mm_assets.model.samples import document_of, sample_offsets
+from mm_assets.storage.errors import located
+from mm_assets.storage.files import exists, join
+from mm_assets.storage.listing import expand_paths
+from mm_assets.train.cache import LocalCopies
+from mm_assets.train.order import digest_of
+
+Numbers = npt.NDArray[np.int64]
+ShardUrls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+PLAN = "plan.parquet"
+_PLAN_COLUMNS = ("shard", "offset", "bytes", "split", "repeats")
+_OPEN_FILES = 64  # of one process
+_GROUP_BYTES = 256 << 20  # of row groups that one process holds
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard: its name, and the number of samples in it."""
+
+    name: str
+    samples: int
+
+
+class Source(ABC):
+    """Samples of one format.
+
+    Attributes:
+        shards: its shards, in order.
+        digest: of all that tells which samples these are; it depends neither on the place nor the machine.
+        is_forkable: whether a forked process may read.
+    """
+
+    is_forkable = True
+
+    def __init__(self, shards: Sequence[Shard], digest: str) -> None:
+        self.shards = list(shards)
+        self.digest = digest
+
+    @abstractmethod
+    def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
+        """Return samples of a shard, in the order of ``numbers``.
+
+        Raises:
+            DataError: what is there is no such sample; the message names file and sample.
+        """
+
+
+Key = TypeVar("Key")
+Held = TypeVar("Held")
+
+
+class Recent(Generic[Key, Held]):
+    """What this process has opened last, within limits.
+
+    A forked process opens anew, since files that both have open share their position. Pickled, it is empty.
+
+    Args:
+        open_: opens it.
+        most: number that is held.
+        most_bytes: bytes that are held, by ``size_of``; the last one is held whatever its size.
+    """
+
+    def __init__(
+        self,
+        open_: Callable[[Key], Held],
+        most: int = _OPEN_FILES,
+        most_bytes: int = 0,
+        size_of: Callable[[Held], int] = lambda _: 0,
+    ) -> None:
+        self._open, self._most, self._most_bytes, self._size_of = open_, most, most_bytes, size_of
+        self._held: OrderedDict[Key, Held] = OrderedDict()
+        self._pid = os.getpid()
+
+    def get(self, key: Key) -> Held:
+        """Return what is held under a key, opened if it is not."""
+        if self._pid != os.getpid():
+            self._held, self._pid = OrderedDict(), os.getpid()
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        found = self._held[key] = self._open(key)
+        while len(self._held) > 1 and (
+            len(self._held) > self._most or sum(map(self._size_of, self._held.values())) > self._most_bytes
+        ):
+            self._held.popitem(last=False)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": OrderedDict(), "_pid": -1}
+
+
+class TableSource(Source):
+    """Rows of items, whose samples are found by the column of ids.
+
+    Args:
+        names: the shards, each with the ids of its rows.
+        kind: of the tables, for the digest.
+    """
+
+    def __init__(self, kind: str, names: Sequence[str], ids: Sequence[pa.ChunkedArray]) -> None:
+        self._offsets = [sample_offsets(pa.table({"sample_id": each})) for each in ids]
+        shards = [Shard(name, len(found) - 1) for name, found in zip(names, self._offsets, strict=True)]
+        super().__init__(shards, digest_of(kind, list(names), [ids_digest(each) for each in ids]))
+
+
+def ids_digest(ids: pa.ChunkedArray) -> str:
+    """Return a digest of the sample ids of some rows."""
+    return digest_of(ids.cast(pa.string()).to_pylist())
+
+
+class ParquetSource(TableSource):
+    """Parquet files with a row an item; a shard is a row group, which is read as a whole.
+
+    Args:
+        uris: the files.
+        copies: gives a local copy of a remote file.
+    """
+
+    def __init__(self, uris: Sequence[str], copies: LocalCopies) -> None:
+        self._copies = copies
+        self._groups: list[tuple[str, int]] = []
+        names, ids = [], []
+        for uri in uris:
+            file = open_parquet(uri, uri, None, {})
+            if "sample_id" not in file.schema_arrow.names or "modality" not in file.schema_arrow.names:
+                raise DataError(f"{uri}: its rows are no items: convert it with mm-assets convert")
+            column = pa.chunked_array(column_chunks(uri, file, uri, "sample_id", None), pa.string())
+            row = 0
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if rows and row and column[row] == column[row - 1]:
+                    raise DataError(
+                        f"{uri}: sample {column[row].as_py()!r:.200} lies in two row groups: "
+                        "convert it with mm-assets convert"
+                    )
+                ids.append(column.slice(row, rows))
+                names.append(f"{uri.rpartition('/')[2]}#{group}")
+                self._groups.append((uri, group))
+                row += rows
+            file.close()
+        super().__init__("parquet", names, ids)
+        self._files = Recent(self._file)
+        self._tables = Recent(self._table, most_bytes=_GROUP_BYTES, size_of=lambda table: table.nbytes)
+
+    def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
+        table, offsets = self._tables.get(shard), self._offsets[shard]
+        return [
+            document_of(table.slice(start, stop - start).to_batches(), table.schema)
+            for start, stop in (offsets[number : number + 2].tolist() for number in numbers)
+        ]
+
+    def _file(self, uri: str) -> pq.ParquetFile:
+        return self._copies.open(uri, lambda path: open_parquet(path, uri, None, {"memory_map": True}))
+
+    def _table(self, shard: int) -> pa.Table:
+        uri, group = self._groups[shard]
+        file = self._files.get(uri)
+        table = checked(lambda: file.read_row_group(group, use_threads=False), uri, file)
+        return restore(table, original_schema(file))
+
+
+class LanceSource(TableSource):
+    """One version of a Lance table; a shard is a fragment.
+
+    Args:
+        uri: the table.
+    """
+
+    is_forkable = False  # Lance has threads, which do not survive a fork
+
+    def __init__(self, uri: str) -> None:
+        require("lance")
+        from mm_assets.formats.lance.location import storage_options_from_env
+        from mm_assets.formats.lance.table import LanceTable
+        from mm_assets.storage.stores import lance_arguments
+
+        self._uri, self._options = uri, lance_arguments(uri, storage_options_from_env())
+        table = LanceTable(uri, self._options)
+        dataset = table.dataset()
+        self._version, self._schema = int(dataset.version), table.schema()
+        names: list[str] = []
+        ids: list[pa.ChunkedArray] = []
+        self._first = [0]
+        for fragment in dataset.get_fragments():
+            found = fragment.to_table(columns=["sample_id"]).column(0).cast(pa.string())
+            if ids and len(found) and len(ids[-1]) and found[0] == ids[-1][-1]:  # its sample goes on
+                names.pop()
+                ids[-1] = pa.chunked_array([*ids[-1].chunks, *found.chunks], pa.string())
+                self._first[-1] += len(found)
+                names.append(f"{fragment.fragment_id}")
+                continue
+            names.append(f"{fragment.fragment_id}")
+            ids.append(found)
+            self._first.append(self._first[-1] + len(found))
+        super().__init__("lance", names, ids)
+        self._datasets = Recent(self._dataset)
+
+    def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
+        offsets, first = self._offsets[shard], self._first[shard]
+        spans = [range(*(offsets[number : number + 2] + first).tolist()) for number in numbers]
+        taken = self._datasets.get(0).take([row for span in spans for row in span])
+        found, row = [], 0
+        for span in spans:
+            rows = taken.slice(row, len(span))
+            found.append(document_of(rows.to_batches(), self._schema))
+            row += len(span)
+        return found
+
+    def _dataset(self, _: int) -> Any:
+        from mm_assets.formats.lance.snapshot import opened
+
+        return opened(self._uri, version=self._version, storage_options=self._options or None)
+
+
+class ArrowCacheSource(Source):
+    """An Arrow cache on a local disk, or all in a folder; each is a shard."""
+
+    def __init__(self, folder: str) -> None:
+        from mm_assets.formats.arrow_cache.read import InterleavedArrowDataset
+
+        self._dataset = InterleavedArrowDataset(folder)
+        partitions = self._dataset.partitions()
+        self._first = np.cumsum([0, *(samples for _, samples, _ in partitions)]).tolist()
+        super().__init__(
+            [Shard(name, samples) for name, samples, _ in partitions], digest_of("arrow_cache", partitions)
+        )
+
+    def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
+        return [self._dataset[self._first[shard] + int(number)] for number in numbers]
+
+
+class OpenFile:
+    """A file that is closed when nobody has it any more."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if (descriptor := vars(self).pop("descriptor", None)) is not None:
+            os.close(descriptor)
+
+
+class PairedSource(Source):
+    """Tars of single modalities, joined by key, as `MultiModalWebDataset` joins them; a shard is a group.
+
+    A sample is what that gives: ``__key__``, the URLs of its tars, and the bytes by extension.
+
+    Args:
+        modalities: URLs of the tars of each modality.
+        copies: gives a local copy of a remote tar.
+
+    Raises:
+        DataError: a modality lacks a key of another.
+    """
+
+    def __init__(self, modalities: Mapping[str, ShardUrls], copies: LocalCopies) -> None:
+        from mm_assets.formats.paired.join import PairedShardList
+
+        self._groups = PairedShardList(modalities).groups
+        self._copies = copies
+        self._joined = Recent(self._join)
+        self._keys = [list(self._joined.get(at)[0].keys) for at in range(len(self._groups))]
+        names = [" ".join(group.values()) for group in self._groups]
+        shards = [Shard(name, len(keys)) for name, keys in zip(names, self._keys, strict=True)]
+        files = [[url.rpartition("/")[2] for url in group.values()] for group in self._groups]
+        super().__init__(shards, digest_of("paired", files, self._keys))
+
+    def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
+        keys = self._keys[shard]
+        return list(self._joined.get(shard)[0].read([keys[number] for number in numbers]))
+
+    def _join(self, shard: int) -> tuple[Any, list[OpenFile]]:
+        from mm_assets.formats.paired.join import JoinedTars, index_samples
+
+        urls = self._groups[shard]
+        files = {name: self._copies.open(url, OpenFile) for name, url in urls.items()}
+        joined = JoinedTars(
+            {name: index_samples(file.descriptor, urls[name]) for name, file in files.items()}
+        )
+        joined.check_alignment()
+        joined.check_extensions(joined.keys)
+        return joined, list(files.values())  # which stay open as long as they are joined
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Samples that an epoch has, by shard.
+
+    Attributes:
+        source: where they are.
+        runs: of each run of samples the shard, and their numbers in it. A sample that comes twice in an epoch
+            is in two runs, which are shuffled apart.
+    """
+
+    source: Source
+    runs: list[tuple[int, Numbers]]
+
+
+def open_source(
+    path: str | os.PathLike[str] | Mapping[str, ShardUrls], split: str | None, copies: LocalCopies
+) -> Chosen:
+    """Open a dataset of any format.
+
+    Args:
+        path: a folder, file, pattern or URL; or the tars of each modality.
+        split: one of the plan's; None takes all samples.
+        copies: gives local copies of remote files.
+
+    Raises:
+        DataError: there is no plan for a split, or it has no such split; or the data is none to train from.
+    """
+    if isinstance(path, Mapping):
+        return _whole(PairedSource(path, copies), split, "paired tars")
+    place = os.fspath(path)
+    with located(place):
+        if exists(join(place, PLAN)):
+            return _planned(place, split, copies)
+        return _whole(_opened(detect_format(place), [place], copies), split, place)
+
+
+def _opened(kind: str, places: Sequence[str], copies: LocalCopies) -> Source:
+    from mm_assets.train.tars import open_tars
+
+    if kind == "webdataset":
+        return open_tars(expand_paths(list(places), format_of(kind).suffixes), copies)
+    if kind == "parquet":
+        return ParquetSource(expand_paths(list(places), format_of(kind).suffixes), copies)
+    if kind == "lance":
+        tables = sorted({each.files[0] for each in reader_for(kind, list(places)).partitions()})
+        if len(tables) > 1:
+            raise DataError(f"{places[0]}: {len(tables)} Lance tables: name one, or mix them")
+        return LanceSource(tables[0])
+    if kind == "arrow_cache":
+        return ArrowCacheSource(*places)
+    raise DataError(f"{places[0]}: {kind} is not read for training: convert it to tars or an Arrow cache")
+
+
+def _whole(source: Source, split: str | None, place: str) -> Chosen:
+    if split is not None:
+        raise DataError(f"{place}: no {PLAN} here that could tell the split {split!r}")
+    return Chosen(source, [(at, np.arange(shard.samples)) for at, shard in enumerate(source.shards)])
+
+
+def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
+    """Return the samples that a plan chooses; those that it leaves out are in no shard."""
+    from mm_assets.train.tars import TarSource
+
+    file = join(folder, PLAN)
+    plan = read_small_table(file, _PLAN_COLUMNS)
+    plan = plan.filter(pa.compute.is_valid(plan.column("shard")))
+    names = plan.column("shard").to_pylist()
+    found = format_by_suffix(names[0]) if names else None
+    if found is None:
+        raise DataError(f"{file}: it has no shards of a known format")
+    order = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    of_shard = np.array([order[name] for name in names], np.int64)
+    rows = [np.flatnonzero(of_shard == at) for at in range(len(order))]
+    if found.name == "webdataset":
+        starts = plan.column("offset").to_numpy()
+        stops = starts + plan.column("bytes").to_numpy()
+        spans = [(starts[at], stops[at]) for at in rows]
+        source: Source = TarSource([join(folder, name) for name in order], spans, copies)
+    else:
+        places = [folder] if found.name == "arrow_cache" else [join(folder, name) for name in order]
+        source = _opened(found.name, places, copies)
+        rows = _by_shard(source, np.concatenate(rows), file)
+    splits = plan.column("split").to_pylist()
+    if split is not None and split not in splits:
+        raise DataError(f"{file}: no split {split!r}, but {', '.join(sorted(filter(None, set(splits))))}")
+    repeats = plan.column("repeats").fill_null(1).to_numpy() * np.array(
+        [split is None or each == split for each in splits], np.int64
+    )
+    chosen = [
+        (shard, np.flatnonzero(repeats[at] > turn))
+        for shard, at in enumerate(rows)
+        for turn in range(int(repeats[at].max(initial=0)))
+    ]
+    return Chosen(source, chosen)
+
+
+def _by_shard(source: Source, rows: Numbers, file: str) -> list[Numbers]:
+    """Return the plan's rows of each shard of a table, whose samples are in the plan's order."""
+    ends = np.cumsum([0, *(shard.samples for shard in source.shards)])
+    if ends[-1] != len(rows):
+        raise DataError(f"{file}: a plan of {len(rows)} samples, and there are {ends[-1]}")
+    return [rows[start:stop] for start, stop in zip(ends[:-1], ends[1:], strict=True)]
