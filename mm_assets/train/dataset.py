@@ -30,6 +30,7 @@ from mm_assets.train.sources import ShardUrls, open_source
 Decode = Literal["pil", "tensor"]
 State = Mapping[str, Any]
 
+_LARGEST_BLOCK = 31 << 20
 _AT_ONCE = 16  # samples that are read together where no batch says how many
 
 
@@ -342,6 +343,7 @@ class InterleavedDataset(EpochDataset):
             raise ValueError(f"window is a number of shards, not {window}")
         if decode == "tensor":
             require("torch")
+        keep_freed_memory()
         self._place = str(path)
         self._seed, self._window = (seed if shuffle else None), window
         self._decode, self._transform = decode, transform
@@ -391,8 +393,19 @@ class InterleavedDataset(EpochDataset):
         return {name: value for name, value in self.__dict__.items() if name != "_order"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        keep_freed_memory()
         self.__dict__.update(state)
         self._order = lru_cache(maxsize=2)(self._make_order)
+
+
+def keep_freed_memory() -> None:
+    """Have this process reuse the memory of a batch for the next one.
+
+    glibc gives large blocks back to the kernel, and to get them again costs more than to read a sample, until
+    a block of this size has been freed once: the largest by which it adapts its limits.
+    """
+    block = bytearray(_LARGEST_BLOCK)  # never touched, so no memory
+    del block
 
 
 def decode_images(sample: Document, kind: Decode, place: str) -> None:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from mm_assets.formats.images.headers import CONTENT_TYPES
-from mm_assets.formats.tar.index import BLOCK, check_header, decode_name, full_name, member_size, padded
+from mm_assets.formats.tar.index import BLOCK, check_header, member_size, padded
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
@@ -40,6 +43,11 @@ from mm_assets.train.order import digest_of
 from mm_assets.train.sources import Numbers, OpenFile, Recent, Shard, Source
 
 _INDEX = ".idx"
+Typed = Mapping[str, Callable[[Any], Any]]
+_REGULAR = b"0\0"
+_MAGIC = b"ustar"
+_NAME = 100  # bytes
+_LEAST_SCRATCH, _MOST_SCRATCH = 1 << 20, 32 << 20
 _NO_ROWS: dict[str, Any] = {"schema": "", "rows": {"metadata": {}, "text": {}, "image": {}}}
 
 
@@ -64,38 +72,52 @@ class TarSource(Source):
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
         descriptor = self._files.get(shard).descriptor
-        starts, stops = self._spans[shard]
+        uri, (starts, stops) = self._uris[shard], self._spans[shard]
         found = []
         for number in numbers:
-            start, stop = int(starts[number]), int(stops[number])
-            data = os.pread(descriptor, stop - start, start)
-            place = f"{self._uris[shard]}: sample {number}"
-            if len(data) < stop - start:
+            start, nbytes = int(starts[number]), int(stops[number] - starts[number])
+            data = _scratch(nbytes)
+            if os.preadv(descriptor, [data], start) < nbytes:  # of less than 2 GiB the kernel gives all
                 raise DataError(
-                    f"{place}: the file ends before it: the index is of another tar, or it was cut"
+                    f"{uri}: the file ends before sample {number}: it was cut, or its index is of another"
                 )
-            found.append(_tar_document(data, place, self._uris[shard], start))
+            found.append(_tar_document(data, f"{uri}: sample {number}", uri, start))
         return found
 
     def _file(self, shard: int) -> OpenFile:
         return self._copies.open(self._uris[shard], OpenFile)
 
 
-def _tar_document(data: bytes, place: str, tar: str, start: int) -> Document:
+_thread = threading.local()
+
+
+def _scratch(nbytes: int) -> memoryview:
+    """Return bytes to read into, the same ones each time: fresh memory costs more than the copy out of it."""
+    if nbytes > _MOST_SCRATCH:
+        return memoryview(bytearray(nbytes))
+    if len(getattr(_thread, "scratch", b"")) < nbytes:
+        _thread.scratch = bytearray(max(nbytes, _LEAST_SCRATCH))
+    return memoryview(_thread.scratch)[:nbytes]
+
+
+def _tar_document(data: memoryview, place: str, tar: str, start: int) -> Document:
     """Return the sample of the members in some bytes of a tar."""
-    view = memoryview(data)
     members: dict[str, memoryview] = {}
     at = 0
     while at < len(data):
-        header = data[at : at + BLOCK]
-        check_header(header, tar, start + at)
+        header = bytes(data[at : at + BLOCK])
+        if not at:  # that of the first tells whether the index is of this tar; sums take as long as reading
+            check_header(header, tar, start)
+        if header[156] not in _REGULAR or header[257:262] != _MAGIC:
+            raise DataError(f"{place}: byte {start + at}: no header as our tars have them")
         size = member_size(header, tar, start + at)
-        name, _ = decode_name(full_name(header))
-        members[name.rpartition("/")[2].partition(".")[2]] = view[at + BLOCK : at + BLOCK + size]
+        # Also where folders are in the prefix field: of the name the last part is here.
+        name = header[:_NAME].split(b"\0", 1)[0].rpartition(b"/")[2].partition(b".")[2]
+        members[name.decode("utf-8", "replace")] = data[at + BLOCK : at + BLOCK + size]
         at += BLOCK + padded(size)
     text = members.pop("json", None)
     try:
-        payload = json.loads(bytes(text)) if text is not None else None
+        payload = json.loads(str(text, "utf-8")) if text is not None else None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: its json cannot be read: {error}") from error
     if not isinstance(payload, dict) or not is_native_layout(payload):
@@ -110,76 +132,95 @@ def _tar_document(data: bytes, place: str, tar: str, start: int) -> Document:
 
 def _native_document(payload: dict[str, Any], members: Mapping[str, memoryview]) -> Document:
     texts, images, extra = payload[TEXTS], payload[IMAGES], payload[ROW_EXTRA]
-    extras = {"text": extra.get("text") or (), "image": extra.get("image") or ()}
+    of_texts, of_images = extra.get("text") or (), extra.get("image") or ()
     bookkeeping = payload.get(BOOKKEEPING) or _NO_ROWS
-    typed = _typed_fields(bookkeeping["schema"])
-
-    def described(values: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {
-            name: typed[name](value) if name in typed and value is not None else value
-            for name, value in (values or {}).items()
-            if name != SOURCE
-        }
-
-    def item(modality: str, position: int, content_type: str | None, content: Any) -> dict[str, Any]:
-        entries = extras[modality]
-        return {
-            "modality": modality,
-            "position": position,
-            "content_type": content_type,
-            modality: content,
-            "metadata": _stated(described(entries[position] if position < len(entries) else None)),
-        }
-
-    items = [item("text", at, TEXT_TYPE, text) for at, text in enumerate(texts) if text is not None]
-    for at, name in enumerate(images):
-        if name is not None:
-            items.append(item("image", at, CONTENT_TYPES.get(name.rpartition(".")[2]), bytes(members[name])))
-    has_errors, rows = bool(payload.get(ROW_ERRORS)), bookkeeping["rows"]
-    patches = [patch for patch in iter_patches(rows) if patch[2].keys() - {"ref"}]
-    if has_errors or patches:
-        by_place = {(each["modality"], each["position"]): each for each in items}
-        for entry in payload.get(ROW_ERRORS) or ():
-            modality, position = entry["modality"], entry["position"]
-            if modality == "metadata":
-                continue
-            if (found := by_place.get((modality, position))) is None:
-                found = item(modality, position, entry.get("content_type"), None)
-                found["metadata"] = _stated(described(entry.get("extra")))
-                by_place[modality, position] = found
-            if entry.get("materialize_error") is not None:
-                found["error"] = entry["materialize_error"]
-        for modality, position, patch in patches:
-            if modality == "metadata":
-                continue
-            found = by_place[modality, position]
-            found["content_type"] = patch.get("content_type", found["content_type"])
-            if modality == "text":
-                found["text"] = patch.get("text_content", found["text"])
-            elif "binary_content" in patch:
-                found["image"] = json_codec.decode([patch["binary_content"]], pa.field("", pa.binary()))[
-                    0
-                ].as_py()
-        items = list(by_place.values())
-    items.sort(key=item_order)
-    metadata = described(extra.get("metadata")) if "metadata" in rows else {}
+    rows, typed = bookkeeping["rows"], _typed_fields(bookkeeping["schema"])
+    items = []
+    for at, (text, image) in enumerate(zip_longest(texts, images)):
+        if text is not None:
+            entry = of_texts[at] if of_texts else None
+            items.append(_item("text", at, TEXT_TYPE, text, entry, typed))
+        if image is not None:
+            entry = of_images[at] if of_images else None
+            content_type = CONTENT_TYPES.get(image.rpartition(".")[2])
+            items.append(_item("image", at, content_type, bytes(members[image]), entry, typed))
+    errors = payload.get(ROW_ERRORS) or ()
+    patches = [patch for patch in iter_patches(rows) if len(patch[2]) > ("ref" in patch[2])]
+    if errors or patches:
+        items = _amended(items, errors, patches, typed)
+    metadata = {}
+    if "metadata" in rows:
+        metadata = {name: value for name, value in (extra.get("metadata") or {}).items() if name != SOURCE}
+        metadata.update(_values(metadata, typed))
     return {SAMPLE_ID: payload[SAMPLE_ID], "items": items, "metadata": metadata}
 
 
-def _stated(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def _item(
+    modality: str, position: int, content_type: str | None, content: Any, extra: Any, typed: Typed
+) -> dict[str, Any]:
+    return {
+        "modality": modality,
+        "position": position,
+        "content_type": content_type,
+        modality: content,
+        "metadata": _values(extra, typed) if extra else {},
+    }
+
+
+def _values(extra: Mapping[str, Any], typed: Typed) -> dict[str, Any]:
+    """Return the columns of a row that have a value."""
+    stated = {name: value for name, value in extra.items() if value is not None and name != SOURCE}
+    for name, value in stated.items():
+        if name in typed:
+            stated[name] = typed[name](value)
+    return stated
+
+
+def _amended(
+    items: Sequence[dict[str, Any]],
+    errors: Sequence[Mapping[str, Any]],
+    patches: Sequence[tuple[str, int, Mapping[str, Any]]],
+    typed: Typed,
+) -> list[dict[str, Any]]:
+    """Return the items with those that the lists of a sample cannot say, and with what they cannot say."""
+    by_place = {(item["modality"], item["position"]): item for item in items}
+    for entry in errors:
+        place = entry["modality"], entry["position"]
+        if place[0] == "metadata":
+            continue
+        if place not in by_place:
+            by_place[place] = _item(*place, entry.get("content_type"), None, entry.get("extra"), typed)
+        if entry.get("materialize_error") is not None:
+            by_place[place]["error"] = entry["materialize_error"]
+    for modality, position, patch in patches:
+        if modality == "metadata":
+            continue
+        item = by_place[modality, position]
+        item["content_type"] = patch.get("content_type", item["content_type"])
+        item["text" if modality == "text" else "image"] = (
+            patch.get("text_content", item.get("text"))
+            if modality == "text"
+            else b64decode(patch["binary_content"])
+            if "binary_content" in patch
+            else item["image"]
+        )
+    return sorted(by_place.values(), key=item_order)
 
 
 @lru_cache(maxsize=64)
-def _typed_fields(schema: str) -> dict[str, Callable[[Any], Any]]:
-    """Return, by column, what makes values of those that JSON has in another form, such as dates."""
-    fields = [] if not schema else list(read_declared(schema).schema)
-
+def _typed_fields(schema: str) -> Typed:
+    """Return, by column, what makes the values of those that JSON may have in another form, such as dates."""
+    fields = list(read_declared(schema).schema) if schema else []
     return {
-        field.name: partial(_decoded, field)
+        field.name: _json_value if json_codec.is_json(field) else partial(_decoded, field)
         for field in fields
-        if not json_codec.is_natural(field.type) and not json_codec.is_json(field)
+        if not json_codec.is_natural(field.type) or json_codec.is_json(field)
     }
+
+
+def _json_value(value: Any) -> Any:
+    is_wrapped = type(value) is dict and json_codec.RAW in value
+    return json.loads(value[json_codec.RAW]) if is_wrapped else value
 
 
 def _decoded(field: pa.Field, value: Any) -> Any:
