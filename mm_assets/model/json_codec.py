@@ -251,6 +251,14 @@ def is_too_deep(text: str) -> bool:
     return False
 
 
+def json_value(text: str) -> Any:
+    """Return the value of a cell of JSON text; the text itself where it is none, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _json_cell(text: str) -> Any:
     try:
         if is_too_deep(text):

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import DataError, counted, first_and_more, html_table, html_text
-from mm_assets.model.json_codec import is_json
+from mm_assets.model.json_codec import is_json, json_value
 from mm_assets.model.losses import Loss, with_source_refs
 from mm_assets.model.nested_types import take_rows
 from mm_assets.model.schema import INTERLEAVED_SCHEMA, METADATA_POSITION, MODALITIES, REQUIRED_COLUMNS
@@ -237,7 +237,7 @@ def document_of(rows: Sequence[pa.RecordBatch], schema: pa.Schema) -> Document:
     columns = {name: [value for batch in rows for value in batch.column(name).to_pylist()] for name in _READ}
     values = {
         field.name: [
-            _json_value(value, field) for batch in rows for value in batch.column(field.name).to_pylist()
+            _decoded(value, field) for batch in rows for value in batch.column(field.name).to_pylist()
         ]
         for field in extras
     }
@@ -265,8 +265,8 @@ def item_order(item: Mapping[str, Any]) -> tuple[int, bool]:
     return item["position"], item["modality"] == "image"
 
 
-def _json_value(stored: Any, field: pa.Field) -> Any:
-    return json.loads(stored) if stored is not None and is_json(field) else stored
+def _decoded(stored: Any, field: pa.Field) -> Any:
+    return json_value(stored) if stored is not None and is_json(field) else stored
 
 
 class UniqueSamples:

@@ -101,7 +101,7 @@ class Recent(Generic[Key, Held]):
         open_: Callable[[Key], Held],
         most: int = _OPEN_FILES,
         most_bytes: int = 0,
-        size_of: Callable[[Held], int] = lambda _: 0,
+        size_of: Callable[[Held], int] | None = None,
     ) -> None:
         self._open, self._most, self._most_bytes, self._size_of = open_, most, most_bytes, size_of
         self._held: OrderedDict[Key, Held] = OrderedDict()
@@ -116,7 +116,8 @@ class Recent(Generic[Key, Held]):
             return self._held[key]
         found = self._held[key] = self._open(key)
         while len(self._held) > 1 and (
-            len(self._held) > self._most or sum(map(self._size_of, self._held.values())) > self._most_bytes
+            len(self._held) > self._most
+            or (self._size_of and sum(map(self._size_of, self._held.values())) > self._most_bytes)
         ):
             self._held.popitem(last=False)
         return found
@@ -176,7 +177,7 @@ class ParquetSource(TableSource):
             file.close()
         super().__init__("parquet", names, ids)
         self._files = Recent(self._file)
-        self._tables = Recent(self._table, most_bytes=_GROUP_BYTES, size_of=lambda table: table.nbytes)
+        self._tables = Recent(self._table, most_bytes=_GROUP_BYTES, size_of=_nbytes)
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
         table, offsets = self._tables.get(shard), self._offsets[shard]
@@ -195,6 +196,10 @@ class ParquetSource(TableSource):
         return restore(table, original_schema(file))
 
 
+def _nbytes(table: pa.Table) -> int:
+    return int(table.nbytes)
+
+
 class LanceSource(TableSource):
     """One version of a Lance table; a shard is a fragment.
 
@@ -208,12 +213,13 @@ class LanceSource(TableSource):
         require("lance")
         from mm_assets.formats.lance.location import storage_options_from_env
         from mm_assets.formats.lance.table import LanceTable
+        from mm_assets.formats.lance.types import from_storage_schema, with_original_names
         from mm_assets.storage.stores import lance_arguments
 
         self._uri, self._options = uri, lance_arguments(uri, storage_options_from_env())
-        table = LanceTable(uri, self._options)
-        dataset = table.dataset()
-        self._version, self._schema = int(dataset.version), table.schema()
+        dataset = LanceTable(uri, self._options).dataset()
+        self._version = int(dataset.version)
+        self._schema = with_original_names(from_storage_schema(dataset.schema))
         names: list[str] = []
         ids: list[pa.ChunkedArray] = []
         self._first = [0]
@@ -232,9 +238,12 @@ class LanceSource(TableSource):
         self._datasets = Recent(self._dataset)
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
+        from mm_assets.formats.lance.types import from_storage
+
         offsets, first = self._offsets[shard], self._first[shard]
         spans = [range(*(offsets[number : number + 2] + first).tolist()) for number in numbers]
-        taken = self._datasets.get(0).take([row for span in spans for row in span])
+        taken = from_storage(self._datasets.get(0).take([row for span in spans for row in span]))
+        taken = taken.rename_columns(self._schema.names)
         found, row = [], 0
         for span in spans:
             rows = taken.slice(row, len(span))

@@ -170,9 +170,10 @@ def _item(
 def _values(extra: Mapping[str, Any], typed: Typed) -> dict[str, Any]:
     """Return the columns of a row that have a value."""
     stated = {name: value for name, value in extra.items() if value is not None and name != SOURCE}
-    for name, value in stated.items():
-        if name in typed:
-            stated[name] = typed[name](value)
+    for name in [name for name in stated if name in typed] if stated else ():
+        stated[name] = typed[name](stated[name])
+        if stated[name] is None:  # of JSON text that says null
+            del stated[name]
     return stated
 
 
@@ -220,7 +221,7 @@ def _typed_fields(schema: str) -> Typed:
 
 def _json_value(value: Any) -> Any:
     is_wrapped = type(value) is dict and json_codec.RAW in value
-    return json.loads(value[json_codec.RAW]) if is_wrapped else value
+    return json_codec.json_value(value[json_codec.RAW]) if is_wrapped else value
 
 
 def _decoded(field: pa.Field, value: Any) -> Any:

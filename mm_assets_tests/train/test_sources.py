@@ -1,0 +1,314 @@
+"""Samples of every format by number: the same documents, each read alone."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from PIL import Image
+
+from mm_assets.demo import make_shards
+from mm_assets.model.errors import DataError, MmAssetsError
+from mm_assets.model.samples import document_of, sample_offsets
+from mm_assets.train import InterleavedDataset
+from mm_assets_tests.formats.any_tables import tables
+from mm_assets_tests.formats.datasets import batch_of, item, read, write
+from mm_assets_tests.formats.odd_samples import hostile
+from mm_assets_tests.formats.raw_tars import make_tar
+
+FORMATS = ("webdataset", "parquet", "lance", "arrow_cache")
+
+
+def documents(path: Any, **options: Any) -> list[Any]:
+    return list(InterleavedDataset(path, **options))
+
+
+def expected(table: pa.Table) -> dict[str, str]:
+    """The documents of a table by id, as text: NaN is itself, then."""
+    found = [
+        document_of(table.slice(start, stop - start).to_batches(), table.schema)
+        for start, stop in pairwise(sample_offsets(table).tolist())
+    ]
+    return {one["sample_id"]: plain(one) for one in found}
+
+
+def plain(document: dict[str, Any]) -> str:
+    """A document as text, without columns that have no value: a tar need not name them."""
+    metadata = {name: value for name, value in document["metadata"].items() if value is not None}
+    return repr(_sorted({**document, "metadata": metadata}))
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _sorted(value[name]) for name in sorted(value)}
+    return list(map(_sorted, value)) if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
+    root = tmp_path_factory.mktemp("odd")
+    table = read("webdataset", make_tar(root / "hostile.tar", hostile()))
+    halves = np.array_split(np.arange(len(sample_offsets(table)) - 1), 2)
+    offsets = sample_offsets(table)
+    for kind in FORMATS:
+        for name, half in zip("ab", halves, strict=True):
+            start, stop = int(offsets[half[0]]), int(offsets[half[-1] + 1])
+            batch = batch_of([]).with_data(table.slice(start, stop - start))
+            write(kind, root / kind, [_named(batch, name)], on_materialize_error="warn", materialize=False)
+    return root, table
+
+
+def _named(batch: Any, name: str) -> Any:
+    return type(batch)(batch.data, (), name)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_odd_samples_are_the_same_in_each_format(kind: str, odd: tuple[Path, pa.Table]) -> None:
+    root, table = odd
+    path = root / kind / "items.lance" if kind == "lance" else root / kind
+    dataset = InterleavedDataset(path, seed=5)
+    found = list(dataset)
+    assert {one["sample_id"]: plain(one) for one in found} == expected(table)
+    assert [one["sample_id"] for one in dataset] != [one["sample_id"] for one in found]  # the next epoch
+    assert len(found) == dataset.epoch_length == len(dataset)
+
+    whole = {one["sample_id"]: repr(one) for one in found}
+    again = pickle.loads(  # noqa: S301 (its own)
+        pickle.dumps(InterleavedDataset(path, shuffle=False))
+    )
+    for at in reversed(range(0, dataset.epoch_length, 5)):
+        (one,) = again.fetch(3, np.array([at]))
+        assert repr(one) == whole[one["sample_id"]]
+
+
+@settings(max_examples=40)
+@given(table=tables())
+def test_any_table_is_told_by_its_tar(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Columns of any type, items without content, bytes that are no image."""
+    folder = tmp_path_factory.mktemp("any")
+    batch = batch_of([]).with_data(table)
+    write("webdataset", folder, [_named(batch, "p")], on_materialize_error="warn", materialize=False)
+    table = read("webdataset", folder)
+    found = documents(folder)
+    assert {one["sample_id"]: plain(one) for one in found} == expected(table)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    """Three partitions of five samples with two images each, as tars and Parquet."""
+    for partition in range(3):
+        rows = []
+        for number in range(5):
+            name = f"s{partition}{number}"
+            rows += [
+                item(name),
+                item(name, 0, text_content=f"text of {name}", content_type="text/plain"),
+                item(name, 1, "image", binary_content=png(partition, number), content_type="image/png"),
+                item(name, 2, "image", binary_content=png(number, 9), content_type="image/png"),
+            ]
+        for kind in ("webdataset", "parquet"):
+            write(kind, tmp_path / kind, [batch_of(rows, partition=f"p{partition}")])
+    return tmp_path
+
+
+def png(red: int, green: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2), (red, green, 7)).save(file, "PNG")
+    return file.getvalue()
+
+
+def ids(path: Any, **options: Any) -> list[str]:
+    return [one["sample_id"] for one in documents(path, **options)]
+
+
+def test_a_tar_without_an_index_is_scanned(storage: Path) -> None:
+    tars = storage / "webdataset"
+    indexed = documents(tars, seed=2)
+    for index in tars.glob("*.idx"):
+        index.unlink()
+    assert documents(tars, seed=2) == indexed
+    assert ids(tars / "p1.tar", shuffle=False) == [f"s1{number}" for number in range(5)]
+    assert ids(f"{tars}/p[02].tar", shuffle=False)[5] == "s20"
+
+
+def test_the_place_of_the_data_does_not_count(storage: Path) -> None:
+    """A state is good for a copy of the data, and for no other data."""
+    moved = storage / "elsewhere"
+    (storage / "webdataset").rename(moved)
+    dataset = InterleavedDataset(moved)
+    next(iter(dataset))
+    (moved / "p1.tar").rename(moved / "p7.tar")
+    (moved / "p1.tar.idx").rename(moved / "p7.tar.idx")
+    with pytest.raises(DataError, match="of another order"):
+        InterleavedDataset(moved).load_state_dict(dataset.state_dict())
+
+
+def test_images_are_decoded(storage: Path) -> None:
+    for one in documents(storage / "webdataset", decode="pil"):
+        first, second = [each["image"] for each in one["items"] if each["modality"] == "image"]
+        partition, number = int(one["sample_id"][1]), int(one["sample_id"][2])
+        assert (first.size, first.mode, first.getpixel((2, 1))) == ((3, 2), "RGB", (partition, number, 7))
+        assert second.getpixel((0, 0)) == (number, 9, 7)
+
+
+def test_a_transform_sees_each_sample(storage: Path) -> None:
+    dataset = InterleavedDataset(storage / "parquet", transform=lambda one: one["sample_id"], shuffle=False)
+    assert list(dataset)[:3] == ["s00", "s01", "s02"]
+    assert next(iter(dataset.loader(4))) == ["s00", "s01", "s02", "s03"]
+
+
+def write_plan(folder: Path, rows: list[tuple[Any, ...]]) -> None:
+    names = ("sample_id", "shard", "offset", "bytes", "split", "repeats")
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    pq.write_table(pa.table(columns), folder / "plan.parquet")
+
+
+def planned(storage: Path, kind: str) -> Path:
+    """A plan of two splits. Of the first tar s00 never comes, s01 once, s04 four times."""
+    folder, rows = storage / kind, []
+    for partition in range(3):
+        suffix = {"webdataset": ".tar", "parquet": ".parquet"}[kind]
+        offsets = [0] * 6
+        if kind == "webdataset":
+            with tarfile.open(folder / f"p{partition}.tar") as tar:
+                members = tar.getmembers()
+            offsets = [member.offset for member in members[::3]]
+            offsets.append(members[-1].offset_data + (members[-1].size + 511) // 512 * 512)
+        for number, (start, stop) in enumerate(pairwise(offsets)):
+            split = "validation" if partition == 2 else "train"
+            repeats = number if partition == 0 else 1
+            rows.append(
+                (f"s{partition}{number}", f"p{partition}{suffix}", start, stop - start, split, repeats)
+            )
+    rows.append(("dropped", None, None, None, "train", 0))
+    write_plan(folder, rows)
+    for index in folder.glob("*.idx"):
+        index.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+def test_a_plan_tells_splits_and_repeats(kind: str, storage: Path) -> None:
+    folder = planned(storage, kind)
+    train = [f"s0{number}" for number in range(5) for _ in range(number)] + [f"s1{n}" for n in range(5)]
+    validation = [f"s2{number}" for number in range(5)]
+    assert sorted(ids(folder, split="train")) == sorted(train)
+    assert ids(folder, split="validation", shuffle=False) == validation
+    assert sorted(ids(folder)) == sorted(train + validation)
+    with pytest.raises(DataError, match="no split 'test', but train, validation"):
+        InterleavedDataset(folder, split="test")
+
+
+def test_a_plan_of_other_data_is_refused(storage: Path) -> None:
+    folder = storage / "parquet"
+    write_plan(folder, [("s00", "p0.parquet", 0, 0, "train", 1)])
+    with pytest.raises(DataError, match=r"plan\.parquet: a plan of 1 samples, and there are 5"):
+        InterleavedDataset(folder)
+
+
+def test_paired_tars(tmp_path: Path) -> None:
+    """What `MultiModalWebDataset` gives, by position."""
+    urls: dict[str, list[str]] = {"images": [], "texts": []}
+    for shard in range(3):
+        for name, members in (
+            ("images", [(f"k{shard}{n}.png", png(shard, n)) for n in range(4)]),
+            ("texts", [(f"k{shard}{n}.txt", f"text {n}".encode()) for n in reversed(range(4))]),
+        ):
+            urls[name].append(str(make_tar(tmp_path / name / f"{shard}.tar", members)))
+    dataset = InterleavedDataset(urls, seed=1)
+    found = list(dataset)
+    assert sorted(one["__key__"] for one in found) == [f"k{shard}{n}" for shard in range(3) for n in range(4)]
+    for one in found:
+        assert one["png"] == png(int(one["__key__"][1]), int(one["__key__"][2]))
+        assert one["txt"] == f"text {one['__key__'][2]}".encode()
+
+    loader = InterleavedDataset(urls, seed=1).loader(2)
+    first = next(iter(loader))
+    resumed = InterleavedDataset(urls, seed=1, rank=1, world_size=2)
+    resumed.load_state_dict(loader.state_dict())
+    other = InterleavedDataset(urls, seed=1, rank=0, world_size=2)
+    other.load_state_dict(loader.state_dict())
+    keys = [one["__key__"] for one in [*first, *resumed, *other]]
+    assert sorted(keys) == sorted(one["__key__"] for one in found)
+
+    make_tar(tmp_path / "texts" / "2.tar", [("k20.txt", b"x")])
+    with pytest.raises(DataError, match="key mismatch across modalities"):
+        InterleavedDataset(urls)
+
+
+def cut(tars: Path) -> None:
+    data = (tars / "p0.tar").read_bytes()
+    (tars / "p0.tar").write_bytes(data[:1500])
+
+
+def other_index(tars: Path) -> None:
+    index = np.frombuffer((tars / "p0.tar.idx").read_bytes(), "<u8").copy()
+    index[1] += 512
+    (tars / "p0.tar.idx").write_bytes(index.tobytes())
+
+
+def no_index(tars: Path) -> None:
+    (tars / "p0.tar.idx").write_bytes(b"short")
+
+
+def not_ours(tars: Path) -> None:
+    make_shards(tars / "raw", members=1, pdf=0, samples=2)
+
+
+def broken_json(tars: Path) -> None:
+    data = (tars / "p0.tar").read_bytes()
+    (tars / "p0.tar").write_bytes(data.replace(b'"texts":', b'"texts"!'))
+
+
+def lost_image(tars: Path) -> None:
+    data = (tars / "p0.tar").read_bytes()
+    (tars / "p0.tar").write_bytes(data.replace(b'"images":[null,"1.png"', b'"images":[null,"8.png"'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut, r"p0\.tar: the file ends before sample \d"),
+        (other_index, r"p0\.tar: byte \d+: header checksum mismatch"),
+        (no_index, r"p0\.tar\.idx: no index of a tar"),
+        (not_ours, r"sample \d: not in our layout"),
+        (broken_json, r"p0\.tar: sample \d: its json cannot be read"),
+        (lost_image, r"p0\.tar: sample \d: sample 's0\d' is damaged: KeyError\('8\.png'\)"),
+    ],
+)
+def test_damage_is_named(damage: Any, words: str, storage: Path) -> None:
+    damage(storage / "webdataset")
+    with pytest.raises(MmAssetsError, match=words):
+        documents(storage / "webdataset")
+
+
+def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    rows = [item("s"), item("s", 4, "image", binary_content=png(1, 2)[:-30], content_type="image/png")]
+    write("webdataset", tmp_path, [batch_of(rows, partition="p")])
+    with pytest.raises(DataError, match=r"sample 's', position 4: "):
+        documents(tmp_path, decode="pil")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"split": "train"}, DataError, "no plan.parquet here"),
+        ({"decode": "numpy"}, ValueError, "decode is None, 'pil' or 'tensor'"),
+        ({"window": 0}, ValueError, "window is a number of shards"),
+        ({"cache_bytes": "much"}, ValueError, "not a size in bytes"),
+    ],
+)
+def test_arguments_that_are_refused(options: Any, error: Any, words: str, storage: Path) -> None:
+    with pytest.raises(error, match=words):
+        InterleavedDataset(storage / "webdataset", **options)
+    with pytest.raises(FileNotFoundError):
+        InterleavedDataset(storage / "nothing")
