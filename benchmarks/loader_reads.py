@@ -59,7 +59,11 @@ def _ours(kind: str) -> Callable[[str, int], Iterable[Batch]]:
     def batches(folder: str, workers: int) -> Iterable[Batch]:
         from mm_assets.train import InterleavedDataset
 
-        return InterleavedDataset(f"{folder}/{kind}", seed=_SEED).loader(_BATCH, workers)
+        return InterleavedDataset(f"{folder}/{kind}", seed=_SEED).loader(
+            _BATCH,
+            workers,
+            **({"persistent_workers": False} if workers else {}),  # else what they used is not counted
+        )
 
     return batches
 
@@ -116,10 +120,8 @@ def _litdata(folder: str, workers: int) -> Iterable[Batch]:
     import litdata
 
     dataset = litdata.StreamingDataset(f"{folder}/litdata", shuffle=True, seed=_SEED)
-    loader = litdata.StreamingDataLoader(
-        dataset, batch_size=_BATCH, num_workers=workers, collate_fn=_unpack_all
-    )
-    return loader  # type: ignore[no-any-return]
+    options = {"batch_size": _BATCH, "num_workers": workers, "collate_fn": _unpack_all}
+    return litdata.StreamingDataLoader(dataset, **options)  # type: ignore[no-any-return]
 
 
 def _unpack_all(samples: Batch) -> Batch:
@@ -144,7 +146,7 @@ def _members(folder: str) -> Iterator[dict[str, Any]]:
 
 
 def _packed(sample: dict[str, Any]) -> bytes:
-    """The members one after the other, behind a line of JSON with their sizes: both formats have fixed columns."""
+    """The members one after the other, behind a line of JSON with their sizes: columns are fixed there."""
     head = json.dumps({name: len(value) for name, value in sample.items()}).encode()
     return b"".join([head, b"\n", *sample.values()])
 

@@ -1,4 +1,4 @@
-"""Samples a second of training loaders on the same samples: ours, webdataset, Hugging Face, mosaicml, LitData."""
+"""Training loaders on the same samples: ours, webdataset, Hugging Face, mosaicml-streaming, LitData."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def run(options: argparse.Namespace) -> int:
                 }
             )
     results.say(
-        f"{options.samples} interleaved samples of {_SAMPLE_BYTES // 1000} KB in eight tars, shuffled, in batches "
-        f"of 16, by a torch DataLoader; files in the page cache; medians of {options.rounds} rounds in turns. "
+        f"{options.samples} interleaved samples of {_SAMPLE_BYTES // 1000} KB in eight tars, shuffled, in "
+        "batches of 16, by a torch DataLoader; files in the page cache; medians of "
+        f"{options.rounds} rounds in turns. "
         "mosaicml-streaming and LitData read the same samples in their own formats. Nothing is decoded; ours "
         "alone parses the json and puts texts and images in order."
     )
