@@ -62,7 +62,7 @@ def _ours(kind: str) -> Callable[[str, int], Iterable[Batch]]:
         return InterleavedDataset(f"{folder}/{kind}", seed=_SEED).loader(
             _BATCH,
             workers,
-            **({"persistent_workers": False} if workers else {}),  # else what they used is not counted
+            persistent_workers=False,  # else what they used is not counted
         )
 
     return batches

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,7 +75,7 @@ class LocalCopies:
         with self._locked(name[:2]):  # few files, whatever the number of copies
             if not copy.exists():
                 self._download(uri, copy, size)
-            os.utime(copy)
+            os.utime(copy, ns=(time.time_ns(), time.time_ns()))  # the kernel's own clock has ticks of ms
         return str(copy)
 
     def _download(self, uri: str, copy: Path, size: int) -> None:

@@ -44,7 +44,6 @@ from mm_assets.train.sources import Numbers, OpenFile, Recent, Shard, Source
 
 _INDEX = ".idx"
 Typed = Mapping[str, Callable[[Any], Any]]
-_OUR_BOOKKEEPING = f',"{BOOKKEEPING}":{{"schema":"'  # as our writer ends a json
 _REGULAR = b"0\0"
 _MAGIC = b"ustar"
 _NAME = 100  # bytes
@@ -118,7 +117,7 @@ def _tar_document(data: memoryview, place: str, tar: str, start: int) -> Documen
         at += BLOCK + padded(size)
     text = members.pop("json", None)
     try:
-        payload = _parsed(str(text, "utf-8")) if text is not None else None
+        payload = json.loads(str(text, "utf-8")) if text is not None else None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: its json cannot be read: {error}") from error
     if not isinstance(payload, dict) or not is_native_layout(payload):
@@ -129,19 +128,6 @@ def _tar_document(data: memoryview, place: str, tar: str, start: int) -> Documen
         return _native_document(payload, members)
     except (LookupError, TypeError, AttributeError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{place}: sample {payload.get(SAMPLE_ID)!r:.200} is damaged: {error!r}") from error
-
-
-def _parsed(text: str) -> Any:
-    """Return a sample's json, of our bookkeeping only what is needed here: it has a locator for each item."""
-    head, mark, tail = text.rpartition(_OUR_BOOKKEEPING)
-    if mark and tail.endswith("}}"):
-        schema, _, rest = tail.partition('"')
-        try:  # anything that only looks alike ends in an error
-            rows = json.loads(rest.rpartition(',"rows":')[2][:-2])
-            return {**json.loads(head + "}"), BOOKKEEPING: {"schema": schema, "rows": rows}}
-        except ValueError:
-            pass
-    return json.loads(text)
 
 
 def _native_document(payload: dict[str, Any], members: Mapping[str, memoryview]) -> Document:
