@@ -2,7 +2,7 @@
 
 1. `count_tokens` asks a tokenizer once for each document: its tokens, and where its images begin.
 2. `pack` plans: documents are cut into pieces where images begin, as far as they have to be; pieces are put
-   into sequences, the longest first, each into the first one with room (first fit decreasing). Nothing is
+   into sequences, the largest first, each into the first one with room (first fit decreasing). Nothing is
    dropped.
 3. `PackedDataset` gives the sequences, in an order of its own, with the state of any `EpochDataset`.
 
@@ -16,7 +16,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.formats.parquet.files import publish_table, read_small_table
@@ -110,7 +109,11 @@ def pack(
         ],
         np.int64,
     ).reshape(-1, 5)
-    packs = _first_fit(pieces[:, 2] - pieces[:, 1], pieces[:, 4], length, cap)
+    sizes, shown = pieces[:, 2] - pieces[:, 1], pieces[:, 4]
+    numbers = np.arange(len(pieces))
+    # By their parts of both limits, or by images where these are what is scarce.
+    orders = [np.lexsort((numbers, -(sizes / length + shown / cap))), np.lexsort((numbers, -sizes, -shown))]
+    packs = min((_first_fit(sizes, shown, length, cap, order) for order in orders), key=np.max)
     order = np.lexsort((pieces[:, 1], pieces[:, 0], packs))
     columns = [packs[order], *pieces[order].T]
     plan = pa.Table.from_arrays([pa.array(column) for column in columns], schema=_PLAN)
@@ -144,10 +147,8 @@ def _pieces(tokens: int, images: Sequence[int], length: int, cap: int) -> Iterat
         start, first = stop, last
 
 
-def _first_fit(
-    sizes: npt.NDArray[np.int64], images: npt.NDArray[np.int64], length: int, cap: int
-) -> npt.NDArray[np.int64]:
-    """Return the sequence of each piece: the first with room, pieces taken by size, the largest first.
+def _first_fit(sizes: Positions, images: Positions, length: int, cap: int, order: Positions) -> Positions:
+    """Return the sequence of each piece: the first with room, pieces taken in ``order``.
 
     A tree over sequences has the most room for tokens, and for images, below each of its nodes.
     """
@@ -155,7 +156,7 @@ def _first_fit(
     leaves = 1 << max(count - 1, 1).bit_length()
     tokens_left, images_left = [length] * (2 * leaves), [cap] * (2 * leaves)
     packs = np.zeros(count, np.int64)
-    for piece in np.lexsort((np.arange(count), -images, -sizes)).tolist():
+    for piece in order.tolist():
         size, shown = int(sizes[piece]), int(images[piece])
         waiting = [1]
         while (node := waiting.pop()) < leaves:

@@ -86,7 +86,7 @@ def test_sequences_of_8k_are_full() -> None:
         images = np.unique(random.integers(0, tokens, random.integers(0, 6))).tolist()
         documents.append((int(tokens), images))
     assert max(tokens for tokens, _ in documents) > 8192
-    for cap in (None, 48):
+    for cap in (None, 48, 24):
         plan = pack(counts_of(documents), 8192, cap)
         assert filling(plan, 8192) >= 0.98
 
