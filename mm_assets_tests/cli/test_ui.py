@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets_tests.cli.commands import environment, only_line, run_process
+from mm_assets_tests.cli.commands import environment, only_line, run, run_process
 from mm_assets_tests.free_port import free_port
 
 # What its servers would be started with, instead of starting them.
@@ -57,8 +57,8 @@ def test_settings_that_cannot_work_are_one_line(variables: dict[str, str], line:
 
 
 @pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
-def test_a_port_that_is_none(port: str, tmp_path: Path) -> None:
-    done = run_process("ui", f"--port={port}", cwd=tmp_path)
+def test_a_port_that_is_none(port: str) -> None:
+    done = run("ui", f"--port={port}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].endswith(f"argument --port: not a port, 1 to 65535: {port!r}")
 
@@ -73,22 +73,20 @@ def test_a_port_that_is_in_use(tmp_path: Path) -> None:
     assert not (tmp_path / ".dagster").exists()
 
 
-@pytest.mark.parametrize(("given", "waits"), [(None, "300"), ("90", "90")])
-def test_a_look_at_many_partitions_may_take_longer_than_a_minute(
-    given: str | None, waits: str, tmp_path: Path
-) -> None:
-    lines = started(tmp_path, DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS=given)
-    assert f"the daemon waits {waits}" in lines
-
-
 @pytest.mark.parametrize(
-    ("given", "arguments", "level"),
-    [(None, [], "warning"), ("error", [], "error"), ("error", ["--log-level", "debug"], "debug")],
+    ("waits", "given", "arguments", "printed"),
+    [
+        (None, None, [], ("300", "warning")),
+        ("90", "error", [], ("90", "error")),
+        ("90", "error", ["--log-level", "debug"], ("90", "debug")),
+    ],
 )
-def test_the_level_of_what_is_printed(
-    given: str | None, arguments: list[str], level: str, tmp_path: Path
+def test_how_long_a_look_at_partitions_may_take_and_the_level_of_what_is_printed(
+    waits: str | None, given: str | None, arguments: list[str], printed: tuple[str, str], tmp_path: Path
 ) -> None:
-    assert started(tmp_path, *arguments, MM_LOG_LEVEL=given)[-1] == f"prints {level} {level}"
+    seconds, level = printed
+    lines = started(tmp_path, *arguments, DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS=waits, MM_LOG_LEVEL=given)
+    assert lines[-2:] == [f"the daemon waits {seconds}", f"prints {level} {level}"]
 
 
 # A code server that cannot start.

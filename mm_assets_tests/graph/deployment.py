@@ -41,7 +41,8 @@ class Loading(LoadingContext):
 ASSETS = [asset.key.to_user_string() for asset in SHARDED_ASSETS]
 # A run of these alone, where a test is about what is read, or filtered, takes half of the time.
 CURATED = ["raw_shards", "curated_parquet"]
-FILTERED = [*CURATED, "image_scores", "sample_scores", "filtered_parquet"]
+SCORED = ["image_scores", "sample_scores", "filtered_parquet"]
+FILTERED = [*CURATED, *SCORED]
 
 
 @dataclass

@@ -12,7 +12,14 @@ import pytest
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph import counting_measures
 from mm_assets_tests.graph.counting_measures import Brightness, Halved, Letters, NewBrightness
-from mm_assets_tests.graph.deployment import FILTERED, Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.graph.deployment import (
+    FILTERED,
+    SCORED,
+    Deployment,
+    failed_checks,
+    materialized,
+    write_tar,
+)
 from mm_assets_tests.graph.published import lost_items
 
 Deploy = Callable[..., Deployment]
@@ -186,15 +193,15 @@ def test_texts_are_scored_once_and_dropped_by_their_scores(tmp_path: Path, deplo
     write_tar(tmp_path / "raw" / "p.tar", members)
     measured = {"MM_SCORES": "special_characters,stopwords,text_word_repetition"}
 
-    def kept(**settings: str) -> tuple[dict[str, bool], list[tuple[int, str]]]:
+    def kept(assets: list[str] = SCORED, **settings: str) -> tuple[dict[str, bool], list[tuple[int, str]]]:
         deployment = deploy(**{**measured, **settings})
-        result = deployment.run(assets=FILTERED)
+        result = deployment.run(assets=assets)
         assert result.success, failed_checks(result)
         rows = table(deployment, "filtered")
         return unchanged(result), [(row["position"], row["modality"]) for row in rows]
 
     everything = [(-1, "metadata"), *((place, "text") for place in range(4)), (4, "image")]
-    assert kept()[1] == everything
+    assert kept(FILTERED)[1] == everything
     (scores,) = table(deploy(), "sample_scores")
     assert scores["text_position"] == [0, 1, 2, 3]
     assert scores["text_words"] == [2, 10, 24, 6]

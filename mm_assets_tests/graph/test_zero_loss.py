@@ -8,6 +8,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,38 +137,47 @@ INDEX = {
 }
 
 
-@pytest.mark.parametrize("name", INDEX)
+@pytest.mark.parametrize("names", [("p.tar.idx",), tuple(INDEX)[1:]], ids=["of a tar", "of the folder"])
 @pytest.mark.parametrize("is_proven", [False, True])
-def test_index_files_that_someone_overwrote(name: str, is_proven: bool, copied: Deployment) -> None:
+def test_index_files_that_someone_overwrote(
+    names: tuple[str, ...], is_proven: bool, copied: Deployment
+) -> None:
     """Size and time tell nothing. The next run writes them anew, and makes no tar; the check alone names what
     clients would go wrong by, and a tar whose own index leads elsewhere is made again then: the tar may be
     what has changed."""
-    path, (bad, message) = Path(copied.storage, "webdataset", name), INDEX[name]
-    sound = path.read_bytes()
-    old = {"p.tar.idx": sound[8:], "index.json": b'"nsamples": 2', "README.md": b"dtype: image"}.get(
-        name, b'"p.tar"'
-    )
-    at = sound.index(old)
-    _keeping_times(path, lambda: _write(path, sound[:at] + bad + sound[at + len(bad) :]))
-    assert path.read_bytes() != sound
+    paths = {name: Path(copied.storage, "webdataset", name) for name in names}
+    sound = {name: path.read_bytes() for name, path in paths.items()}
+    for name, path in paths.items():
+        _keeping_times(path, partial(_write, path, _overwritten(name, sound[name])))
+        assert path.read_bytes() != sound[name]
     if is_proven:
         problems = _verdicts(copied, "final_tars")["p"]
-        assert (message is None and not problems) or (message is not None and message in problems[0])
+        messages = [message for message in (INDEX[name][1] for name in names) if message is not None]
+        assert len(problems) == len(messages)
+        assert all(any(message in problem for problem in problems) for message in messages)
     result = copied.run()
     assert result.success and failed_checks(result) == set()
-    assert path.read_bytes() == sound
+    assert {name: path.read_bytes() for name, path in paths.items()} == sound
     unchanged = {
         e.partition: bool(e.metadata.get("unchanged")) for e in _materializations(result, "final_tars")
     }
-    assert unchanged == {"p": name != "p.tar.idx" or not is_proven, "q": True}
+    assert unchanged == {"p": "p.tar.idx" not in names or not is_proven, "q": True}
     assert _verdicts(copied, "final_tars") == {"p": [], "q": [], None: []}
 
 
-@pytest.mark.parametrize("lost", [".mm_assets/p.tar.json", ".mm_assets", "p.tar.idx", "index.json"])
-def test_files_beside_the_tars_that_are_lost(lost: str, copied: Deployment) -> None:
+def _overwritten(name: str, sound: bytes) -> bytes:
+    bad, _ = INDEX[name]
+    known = {"p.tar.idx": sound[8:], "index.json": b'"nsamples": 2', "README.md": b"dtype: image"}
+    at = sound.index(known.get(name, b'"p.tar"'))
+    return sound[:at] + bad + sound[at + len(bad) :]
+
+
+@pytest.mark.parametrize("lost", [(".mm_assets",), (".mm_assets/p.tar.json",), ("p.tar.idx", "index.json")])
+def test_files_beside_the_tars_that_are_lost(lost: tuple[str, ...], copied: Deployment) -> None:
     folder = Path(copied.storage, "webdataset")
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    shutil.rmtree(folder / lost) if (folder / lost).is_dir() else (folder / lost).unlink()
+    for name in lost:
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
     assert copied.run().success
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
 
