@@ -17,7 +17,7 @@ from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
-from mm_assets.storage.files import join, publish_bytes
+from mm_assets.storage.files import join, publish_bytes, remove
 from mm_assets.storage.small_files import seal
 from mm_assets.training_set.build import MadeSet, TrainingSet
 from mm_assets.training_set.plan import Recipe, totals
@@ -86,7 +86,10 @@ def training_set(training: TrainingRecipe, workers: Workers) -> dg.MaterializeRe
         raise dg.Failure(f"{many} of the training set not made: {report.failures[0]}", allow_retries=False)
     proof = prove(made, report.plan, [source], workers)
     told = _told(report, proof)
-    publish_bytes(join(training.root, TRAINING_NOTE), seal(told, indent=1))
+    if proof.differences:  # without its note nobody takes it for proven
+        remove(join(training.root, TRAINING_NOTE))
+    else:
+        publish_bytes(join(training.root, TRAINING_NOTE), seal(told, indent=1))
     plain = {name: {"json": value} if isinstance(value, list) else value for name, value in told.items()}
     differences = {"differences": {"json": list(proof.differences)}, "digest": proof.digest}
     return dg.MaterializeResult(

@@ -269,6 +269,17 @@ class TrainingSet:
             jobs.append(job.with_digest())
         return jobs
 
+    def problem(self, digest: str) -> str:
+        """Return in words what keeps this from being the set with a plan of this digest; empty: it is."""
+        if self._digest() != digest:
+            return "its plan is another one"
+        present = files_in(self.folder, self.options)
+        for name, note in self._notes().items():
+            path = f"{name}{format_of(self.kind).written}"
+            if path not in present or present[path].size != note.get("size"):
+                return f"{path} is not as it was written"
+        return ""
+
     def _digest(self) -> str | None:
         """Return the digest of the plan that the folder has; None without one."""
         found = read_bytes(self._plan_uri, self.options)

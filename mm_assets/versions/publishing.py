@@ -22,9 +22,15 @@ import xxhash
 
 from mm_assets import __version__
 from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
-from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.proof import Evidence, ProofStore
-from mm_assets.accounting.record import DERIVED_FOLDERS, LANCE, Output, present_stats
+from mm_assets.accounting.record import (
+    DERIVED_FOLDERS,
+    LANCE,
+    TRAINING,
+    TRAINING_FOLDER,
+    TRAINING_NOTE,
+    present_stats,
+)
 from mm_assets.model.errors import first_and_more, nearest
 from mm_assets.storage.files import (
     join,
@@ -35,6 +41,7 @@ from mm_assets.storage.files import (
 from mm_assets.storage.small_files import seal, unseal
 from mm_assets.storage.stamps import mark_of
 from mm_assets.storage.stores import without_secrets
+from mm_assets.training_set.build import TrainingSet
 from mm_assets.versions.targets import (
     BLOCK,
     BY_FOLDER,
@@ -43,6 +50,7 @@ from mm_assets.versions.targets import (
     PublishError,
     RemoteFile,
     Target,
+    index_files,
     listed_below,
 )
 
@@ -153,7 +161,7 @@ class Publication:
     def __init__(
         self, root: str, target: Target, outputs: Sequence[str], cards: Cards, deletes: bool = False
     ) -> None:
-        known = [*BY_FOLDER, *_BESIDE]
+        known = [*BY_FOLDER, TRAINING_FOLDER, *_BESIDE]
         for name in outputs:
             if name not in known:
                 raise PublishError(f"{name}: no output; {nearest(name, known)}")
@@ -195,6 +203,15 @@ class Publication:
         return Published(len(files), sum(file.size for file in files), copied, surplus, read_back)
 
     def _refuse_unproven(self) -> None:
+        if TRAINING_FOLDER in self._folders:
+            data = read_bytes(join(self._root, TRAINING_NOTE))
+            made = TrainingSet(join(self._root, TRAINING_FOLDER))
+            try:
+                problem = made.problem(unseal(data or b"")["plan_digest"])
+            except (ValueError, LookupError):
+                problem = "not proven"
+            if problem:
+                raise PublishError(f"{made.folder}: {problem}; mm-assets run --assets {TRAINING} makes it")
         ledger, evidence, proofs = Ledger(self._root), Evidence(self._root), ProofStore(self._root)
         for output in self._outputs:
             records = ledger.records(output.asset, ledger.named(output.asset))
@@ -228,7 +245,7 @@ class Publication:
             if path == CARD and not self._target.has_card:
                 continue
             found[path] = LocalFile(path, len(content), "", content)
-        indexes = {join(output.folder, name) for output in self._outputs for name in _folder_files(output)}
+        indexes = {join(folder, name) for folder in self._folders for name in index_files(folder)}
         return sorted(found.values(), key=lambda file: (_rank(file.path, indexes), file.path))
 
     def _unread(self, found: Iterable[str]) -> set[str]:
@@ -266,7 +283,7 @@ class Publication:
     ) -> int:
         """Put those files there that are not, and return their number."""
         copied, done, of = 0, 0, sum(file.size for file in files)
-        indexes = {join(output.folder, name) for output in self._outputs for name in _folder_files(output)}
+        indexes = {join(folder, name) for folder in self._folders for name in index_files(folder)}
         batch: list[LocalFile] = []
         for number, file in enumerate(files):
             digests = self._digests(file)
@@ -361,10 +378,6 @@ class Publication:
         if time.monotonic() - self._written_at > _SECONDS_BETWEEN_RECORDS:
             self._record.write(self._root)
             self._written_at = time.monotonic()
-
-
-def _folder_files(output: Output) -> Sequence[str]:
-    return accounted_format(output.kind).folder_files
 
 
 def _is_volatile(path: str) -> bool:

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 
 from mm_assets import __version__
 from mm_assets.accounting.formats import accounted_format
-from mm_assets.accounting.record import OUTPUTS
+from mm_assets.accounting.record import OUTPUTS, TARS, TRAINING_FOLDER
 from mm_assets.model.errors import MmAssetsError, counted, explained
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import (
@@ -42,6 +42,12 @@ BLOCK: Final = 1 << 20
 BY_FOLDER: Final = {output.folder.partition("/")[0]: output for output in OUTPUTS}
 """Outputs by their folder below the storage root."""
 _THREADS: Final = 4
+
+
+def index_files(folder: str) -> Sequence[str]:
+    """Return the paths of the files by which clients find the data of an output, below its folder."""
+    output = TARS if folder == TRAINING_FOLDER else BY_FOLDER.get(folder)
+    return () if output is None else accounted_format(output.kind).folder_files
 
 
 class PublishError(MmAssetsError, ValueError):
@@ -154,8 +160,7 @@ class FolderTarget(Target):
 
 def listed_below(root: str, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the files that readers see below a folder of a root, each with its path below the root."""
-    output = BY_FOLDER.get(folder)
-    shared = () if output is None else accounted_format(output.kind).folder_files
+    shared = index_files(folder)
     fs, path = filesystem(join(root, folder))
     fs.invalidate_cache()
     with located(join(root, folder)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,6 +12,7 @@ import pytest
 from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import environment, run_process
 from mm_assets_tests.clients.environment import open_with
+from mm_assets_tests.live.browser import screenshot
 from mm_assets_tests.live.hub_stand_in import hub_stand_in
 
 pytestmark = pytest.mark.clients
@@ -54,3 +57,15 @@ def test_datasets_loads_it_by_the_card_of_all_and_of_each_folder(published: Path
 def test_datasets_reads_published_tars_as_it_reads_those_here(published: Path) -> None:
     there, here = open_with("hf_datasets", published / "both/webdataset", published / "storage/webdataset")
     assert there == here
+
+
+def test_the_report_is_shown_in_a_browser(published: Path, tmp_path: Path) -> None:
+    """With its pictures, as it is in the documentation (`KEEP_SCREENSHOT` names the place)."""
+    page, picture = tmp_path / "report.html", tmp_path / "report.png"
+    done = run_process("report", "--storage", published / "storage", "--output", page)
+    assert done.returncode == 0, done.stderr
+    texts = ["What went where", "= filtered_parquet", "Domains by url", "narrower than min_ratio", "equal"]
+    screenshot(page.as_uri(), picture, texts, images=["data:image/"], size=(1000, 1100))
+    assert picture.stat().st_size > 20_000
+    if keep := os.environ.get("KEEP_SCREENSHOT"):
+        shutil.copyfile(picture, keep)

@@ -234,3 +234,21 @@ def test_ledger_and_quarantine_go_where_they_are_asked_for(copied: Deployment, t
 def test_what_cannot_be_is_one_line(copied: Deployment, arguments: tuple[str, ...], line: str) -> None:
     done = run("publish", *arguments, "--storage", copied.storage)
     assert done.returncode == 1 and done.stderr.startswith(f"mm-assets: {line}"), done.stderr
+
+
+def test_a_training_set_is_published_as_it_was_proven(copied: Deployment, tmp_path: Path) -> None:
+    settings = {"MM_RAW_SHARDS": copied.raw, "MM_STORAGE": copied.storage, "DAGSTER_HOME": f"{tmp_path}/home"}
+    with pytest.raises(PublishError, match=r"training: not proven; mm-assets run --assets training_set"):
+        publication(copied, Watched(tmp_path / "pub"), ("training",)).run()
+    made = run("run", "--assets", "training_set", **settings)
+    assert made.returncode == 0, made.stderr
+    publication(copied, target := Watched(tmp_path / "pub"), ("training",)).run()
+    here = {path: data for path, data in files(copied.storage).items() if path.startswith("training/")}
+    there = files(tmp_path / "pub")
+    notes = ("training/.mm_assets/", "training/.training/")  # which no client reads
+    assert there == {path: data for path, data in here.items() if not path.startswith(notes)}
+    assert "training/.nv-meta/.info.json" in there and target.order[-1] == "training/README.md"
+    tar = Path(copied.storage, "training", "train-000000.tar")
+    tar.write_bytes(tar.read_bytes() + bytes(512))
+    with pytest.raises(PublishError, match=r"train-000000.tar is not as it was written"):
+        publication(copied, Watched(tmp_path / "pub"), ("training",)).run()
