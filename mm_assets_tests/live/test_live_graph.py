@@ -156,6 +156,8 @@ def test_report_shows_pictures_without_a_click(live: Live, first_run: str, tmp_p
     screenshot(events, png, ["Kept"], images=["data:image/webp;base64"])
     shard = f"{live.dev.url}/assets/curated_parquet?view=partitions&partition={FIRST[0]}"
     screenshot(shard, png, ["preview"], images=["data:image/webp;base64"])
+    if keep := os.environ.get("KEEP_SCREENSHOT"):
+        shutil.copyfile(asset, keep)
 
 
 @pytest.mark.clients
