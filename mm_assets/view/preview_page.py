@@ -467,12 +467,12 @@ def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iter
         yield f"<h3>{name}{nearest if picks else ': none'}</h3>"
         if picks:
             kind = "sheet samples" if found.is_of_samples else "sheet"
-            figures = "\n".join(_figures(pick, contents) for pick in picks)
-            yield f'<div class="{kind}">\n{figures}\n</div>'
+            shown = "\n".join(figures(pick, contents) for pick in picks)
+            yield f'<div class="{kind}">\n{shown}\n</div>'
     yield "</section>"
 
 
-def _figures(pick: Pick, contents: Mapping[Pick, Sequence[Item]]) -> str:
+def figures(pick: Pick, contents: Mapping[Pick, Sequence[Item]]) -> str:
     """Return a pick; of a copy, what stays in its place beside it."""
     shown = figure(pick, contents.get(pick, ()))
     if pick.original is None:

@@ -26,11 +26,14 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.proof import ProofStore
-from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS
+from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, statistics_folder
 from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.filters.duplicates import SCHEMA as VERDICTS
+from mm_assets.filters.duplicates import VerdictIndex, verdicts_uri
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
 from mm_assets.model.schema import schema_from_text, unify_schemas
+from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
 from mm_assets.view.overview import evenly_spread
 from mm_assets.view.preview_scores import IMAGES, SAMPLES, Numbers
@@ -122,6 +125,68 @@ class Copies:
 
 
 @dataclass(frozen=True)
+class FoundCopies:
+    """Documents or images that `mm-assets duplicates` has found to be copies, by its verdicts.
+
+    Attributes:
+        exact: copies that are equal to what stays; ``near`` are the others.
+        clusters: number of those that stay and have copies.
+        largest: the names of those with the most copies, and how many these are.
+        pairs: some copies, each with what stays in its place.
+        outdated: shards that were made anew since.
+    """
+
+    exact: int
+    near: int
+    clusters: int
+    largest: Sequence[tuple[str, int]]
+    pairs: Sequence[Pick]
+    outdated: int
+
+    @classmethod
+    def of(cls, verdicts: pa.Table, outdated: int) -> FoundCopies:
+        """Return what verdicts on documents or images say.
+
+        Args:
+            verdicts: in the schema of the verdicts on a shard, and with the column ``shard``.
+        """
+        near = verdicts.num_rows - verdicts["measure"].null_count
+        groups = verdicts.group_by(["original_id", "original_position"]).aggregate([("sample_id", "count")])
+        ranked = groups.sort_by([("sample_id_count", "descending"), ("original_id", "ascending")])
+        largest = [
+            (_name_of(row["original_id"], row["original_position"]), row["sample_id_count"])
+            for row in ranked.slice(0, _MOST_CLUSTERS).to_pylist()
+        ]
+        some = verdicts.take(pa.array(evenly_spread(range(verdicts.num_rows), _MOST_PAIRS), pa.int64()))
+        return cls(
+            verdicts.num_rows - near,
+            near,
+            groups.num_rows,
+            largest,
+            [
+                Pick(
+                    f"{partition_filename(row['shard'])}.parquet",
+                    row["sample_id"],
+                    row["position"],
+                    row["measure"],
+                    Pick(
+                        f"{partition_filename(row['original_shard'])}.parquet",
+                        row["original_id"],
+                        row["original_position"],
+                        None,
+                    ),
+                )
+                for row in some.to_pylist()
+            ],
+            outdated,
+        )
+
+
+def _name_of(sample_id: str, position: int | None) -> str:
+    return sample_id if position is None else f"{sample_id} [{position}]"
+
+
+@dataclass(frozen=True)
 class Cloud:
     """Images in two dimensions.
 
@@ -155,6 +220,7 @@ class Report:
         spreads: by score, those of images before those of samples and of texts.
         labels: by what they are, as in `LABELS`.
         copies: by what is equal.
+        found_copies: by what was compared, where duplicates were looked for.
         picks: some dropped images of each filter.
         schema: columns of the filtered rows.
         proof: content of ``proof.json``.
@@ -174,6 +240,7 @@ class Report:
     formats: Labels = field(default_factory=Labels)
     labels: dict[str, Labels] = field(default_factory=dict)
     copies: dict[str, Copies] = field(default_factory=dict)
+    found_copies: dict[str, FoundCopies] = field(default_factory=dict)
     picks: dict[str, list[Pick]] = field(default_factory=dict)
     cloud: Cloud | None = None
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
@@ -182,6 +249,9 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
+_MOST_CLUSTERS: Final = 5
+_MOST_PAIRS: Final = 6
+_SHARD: Final = pa.field("shard", pa.string())
 _MOST_REASONS: Final = 1000
 _MOST_POINTS: Final = 20_000
 _CLOUD_SHARDS: Final = 40
@@ -224,6 +294,7 @@ def gather(root: str, progress: Callable[[int, int], None] = lambda done, of: No
     _count_raw(report, root)
     report.labels = {what: labels for what, labels in report.labels.items() if labels.columns}
     report.copies = {what: Copies.among(found) for what, found in digests.items()}
+    _find_copies(report, curated)
     scored = [key for key in keys if is_current(records, IMAGES, key)]
     report.cloud = _cloud(root, ledger, evenly_spread(scored, _CLOUD_SHARDS))
     return report
@@ -305,6 +376,29 @@ def _add(report: Report, part: ShardReport) -> None:
         shown += picks[: MOST_PICKS - len(shown)]
     report.scored_shards += part.is_scored
     report.notes += part.notes
+
+
+def _find_copies(report: Report, curated: Mapping[str, Any]) -> None:
+    """Read the verdicts on duplicates."""
+    folder = statistics_folder(report.root)
+    tables = [VERDICTS.append(_SHARD).empty_table()]
+    try:
+        index = VerdictIndex.read(folder)
+        for shard, (_, digest) in index.shards.items():
+            if digest:
+                table = read_small_table(verdicts_uri(folder, shard), VERDICTS.names)
+                tables.append(table.append_column(_SHARD, pa.array([shard] * table.num_rows, pa.string())))
+    except (UnreadableFile, OSError) as error:
+        report.notes.append(f"left out: {error_line(error).removeprefix(join(report.root, ''))}")
+        return
+    present = ((shard, curated[shard].version) for shard in index.shards if shard in curated)
+    outdated = sum(index.fault(shard, version) is not None for shard, version in present)
+    every = pa.concat_tables(tables)
+    is_of_image = every["position"].is_valid()
+    for what, verdicts in (("documents", pc.invert(is_of_image)), ("images", is_of_image)):
+        found = every.filter(verdicts)
+        if found.num_rows:
+            report.found_copies[what] = FoundCopies.of(found, outdated)
 
 
 def _cloud(root: str, ledger: Ledger, keys: Sequence[str]) -> Cloud | None:

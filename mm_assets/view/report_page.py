@@ -21,7 +21,7 @@ from mm_assets.storage.files import join, publish_bytes, read_bytes
 from mm_assets.storage.stores import without_secrets
 from mm_assets.view.html import note, page
 from mm_assets.view.overview import DROPPED, KEPT
-from mm_assets.view.preview_page import SHEET_STYLE, counted_in_thousands, figure, spread_svg
+from mm_assets.view.preview_page import SHEET_STYLE, counted_in_thousands, figure, figures, spread_svg
 from mm_assets.view.preview_study import contents_of
 from mm_assets.view.report import NOTHING, RAW, REPORT, Cloud, Report, Stage, gather, top
 from mm_assets.view.sample import byte_size, cut
@@ -65,14 +65,17 @@ def report_page(report: Report) -> str:
     Raises:
         ValueError: a curated file is damaged; the message names it.
     """
-    contents = contents_of(report.root, (pick for picks in report.picks.values() for pick in picks))
+    picks = [pick for picks in report.picks.values() for pick in picks]
+    pairs = [pick for found in report.found_copies.values() for pick in found.pairs]
+    originals = [pick.original for pick in pairs if pick.original is not None]
+    contents = contents_of(report.root, [*picks, *pairs, *originals])
     sections: list[tuple[str, Iterable[str]]] = [
         ("What went where", _funnel(report)),
         ("Before and after the filters", _spreads(report)),
         ("Languages, domains, licences", _labels(report)),
         ("Why items were dropped", _reasons(report, contents)),
         ("What was faulty", _faults(report)),
-        ("Duplicates", _copies(report)),
+        ("Duplicates", _copies(report, contents)),
         ("Map of the images", _map(report.cloud)),
         ("Columns", _schema(report)),
         ("Proof", _proof(report)),
@@ -249,8 +252,8 @@ def _reasons(report: Report, contents: Mapping[Any, Sequence[Any]]) -> Iterator[
             rows.append((f"{len(reasons) - _MOST_REASONS:,} other reasons", f"{others:,}"))
         yield f'<div class="numbers">{table(("reason", "items"), rows)}</div>'
         if picks := report.picks.get(kind):
-            figures = "\n".join(figure(pick, contents.get(pick, ())) for pick in picks)
-            yield f'<div class="sheet">\n{figures}\n</div>'
+            shown = "\n".join(figure(pick, contents.get(pick, ())) for pick in picks)
+            yield f'<div class="sheet">\n{shown}\n</div>'
     if report.flagged:
         flagged = [
             (kind, reason, f"{number:,}")
@@ -269,7 +272,16 @@ def _faults(report: Report) -> Iterator[str]:
         yield f'<div class="wide">{table(("kind", "raw shard", "for example"), rows)}</div>'
 
 
-def _copies(report: Report) -> Iterator[str]:
+def _copies(report: Report, contents: Mapping[Any, Sequence[Any]]) -> Iterator[str]:
+    for what, copies in report.found_copies.items():
+        yield f"<h3>Copies among {what}</h3>"
+        counts = f"{copies.exact:,} exact, {copies.near:,} near, in {counted(copies.clusters, 'cluster')}"
+        outdated = f"; {counted(copies.outdated, 'shard')} made anew since" if copies.outdated else ""
+        yield note(f"{counts}, by mm-assets duplicates{outdated}. Each copy beside what stays in its place")
+        largest = [(cut(name, 100), f"{number:,}") for name, number in copies.largest]
+        yield f'<div class="numbers">{table(("stays", "copies"), largest)}</div>'
+        shown = "\n".join(figures(pick, contents) for pick in copies.pairs)
+        yield f'<div class="sheet{"" if what == "images" else " samples"}">\n{shown}\n</div>'
     rows = [
         (what, f"{found.of:,}", f"{found.groups:,}", f"{found.surplus:,}", f"{found.largest:,}")
         for what, found in report.copies.items()
