@@ -340,7 +340,7 @@ def _settings(report: Report) -> Iterator[str]:
             yield f"<details><summary>{text(head)}</summary><pre>{text(_public(settings))}</pre></details>"
 
 
-_LOCAL_PATH: Final = re.compile(r"(?:file://)?(?<![\w.:/-])/(?:[^/\s\"':,]+/)+(?=[^/\s\"':,]+)")
+_LOCAL_PATH: Final = re.compile(r"(?:file://|(?<![\w.:/-]))/(?:[^/\s\"':,]+/)+(?=[^/\s\"':,]+)")
 
 
 def _public(words: str) -> str:
