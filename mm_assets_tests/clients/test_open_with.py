@@ -17,6 +17,7 @@ from mm_assets_tests.clients.hostile import PER_IMAGE, PER_TEXT, make_hostile
 from mm_assets_tests.clients.open_with.normal_form import sha256, stripped
 from mm_assets_tests.clients.reference import read_partitions, write_formats, write_reference
 from mm_assets_tests.clients.truth import CONTENT, EXTRAS, differences, read_truth
+from mm_assets_tests.training_set.sets import make_source
 
 pytestmark = pytest.mark.clients
 
@@ -111,6 +112,18 @@ def test_training_sets_open_in_every_client(client: str, outputs: Outputs, train
     folder = training["webdataset"] if client in TRAINING else training["mds"] / "train"
     (found,) = open_with(client, folder)
     assert differences(outputs.truth, found, TRAINING.get(client, ALL)) == []
+
+
+@pytest.mark.parametrize("client", ["hf_datasets", "energon_prepare", "curator_read"])
+def test_sources_of_other_columns_share_tars(client: str, outputs: Outputs, tmp_path: Path) -> None:
+    make_source(tmp_path / "more", "more", shards=1, samples=3)
+    done = run("reshard", outputs.root / "ours" / "webdataset", tmp_path / "more", tmp_path / "set")
+    assert done.returncode == 0, done.stderr
+    (found,) = open_with(client, tmp_path / "set")
+    added = {name: found.pop(name) for name in list(found) if name.startswith("more/")}
+    assert len(added) == 3
+    assert all("url" in sample["metadata"] for sample in added.values())
+    assert differences(outputs.truth, found, TRAINING[client]) == []
 
 
 @pytest.mark.parametrize("client", ["webdataset_plain", "duckdb_open", "pylance_open"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from PIL import Image
 
 from mm_assets.formats.webdataset.client_files import TarPartitionStats
 from mm_assets.pool.worker_process import WorkerFailure, failure_of
@@ -16,8 +19,13 @@ from mm_assets.training_set.sources import SCANNED, Source, SourceTar, our_tars
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
 EXTRAS = (pa.field("url", pa.string()), pa.field("tokens", pa.int64()), pa.field("quality", pa.float64()))
-# Nothing here looks any further into an image.
-_HEAD = b"\xff\xd8\xff\xe0"
+
+
+@cache
+def _jpeg() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), "green").save(file, "JPEG")
+    return file.getvalue()
 
 
 class Here:
@@ -44,7 +52,7 @@ class Here:
 def rows_of(sample_id: str, size: int) -> list[dict[str, Any]]:
     """The rows of a document with a text and an image that no other document has."""
     seed = hashlib.sha256(sample_id.encode()).digest()
-    image = _HEAD + (seed * (size // len(seed) + 1))[:size]
+    image = _jpeg() + (seed * (size // len(seed) + 1))[:size]
     number = int.from_bytes(seed[:2], "big")
     return [
         item(sample_id, url=f"https://www.site{number % 5}.org/{number}", tokens=number, quality=number / 7),
