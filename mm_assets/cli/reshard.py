@@ -222,7 +222,9 @@ def _print_splits(plan: Any) -> None:
         mine = plan.filter(
             pc.and_(pc.equal(plan.column("split"), of["split"]), pc.is_valid(plan.column("shard")))
         )
-        sizes = mine.group_by("shard").aggregate([("bytes", "sum")]).column("bytes_sum").to_pylist()
+        sizes = (
+            mine.group_by("shard").aggregate([("source_bytes", "sum")]).column("source_bytes_sum").to_pylist()
+        )
         spread = (max(sizes) - min(sizes)) / max(sizes) if sizes else 0.0
         left_out = of["samples"] - of["used"]
         parts = [

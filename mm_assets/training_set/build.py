@@ -49,8 +49,7 @@ from mm_assets.storage.files import (
 )
 from mm_assets.storage.stamps import files_in
 from mm_assets.terminal import Progress
-from mm_assets.training_set.card import plain_card, set_notes
-from mm_assets.training_set.plan import Recipe, make_plan
+from mm_assets.training_set.plan import Recipe, make_plan, plain_card, set_notes, shard_name
 from mm_assets.training_set.sources import Scan, Source, SourceTar, scan_tar
 
 _TARS = "webdataset"
@@ -178,7 +177,12 @@ class TrainingSet:
             if isinstance(found, WorkerFailure):
                 raise DataError(found.at(job.tar.uri))
             scanned[job.tar.uri] = found
-        return make_plan(sources, scanned, recipe)
+        plan = make_plan(sources, scanned, recipe, self._file_of)
+        if self.kind != _TARS:  # samples have no byte ranges in other formats
+            for name in ("offset", "bytes"):
+                nothing = pa.nulls(plan.num_rows, pa.int64())
+                plan = plan.set_column(plan.schema.get_field_index(name), name, nothing)
+        return plan
 
     def make(
         self, sources: Sequence[Source], recipe: Recipe, pool: MapsJobs, overwrite: bool = False
@@ -224,13 +228,18 @@ class TrainingSet:
 
     def uris(self, plan: pa.Table) -> list[str]:
         """Return the main files of the shards, in the order of the plan."""
-        used = plan.slice(0, plan.num_rows - plan.column("shard").null_count)
-        pairs = zip(used.column("shard").to_pylist(), used.column("split").to_pylist(), strict=True)
-        return [self.uri(name, split) for name, split in dict.fromkeys(pairs)]
+        return [join(self.folder, file) for file in plan.column("shard").unique().drop_null().to_pylist()]
 
     def uri(self, name: str, split: str) -> str:
         """Return the main file of a shard. Tars are in the folder, other formats have one for each split."""
         return format_of(self.kind).uri(self.folder if self.kind == _TARS else join(self.folder, split), name)
+
+    def _file_of(self, split: str, number: int) -> str:
+        return self.uri(shard_name(split, number), split).removeprefix(f"{self.folder}/")
+
+    def _name_of(self, file: str) -> str:
+        entry = format_of(self.kind)
+        return posixpath.basename(entry.output(file)).removesuffix(entry.written)
 
     @property
     def _plan_uri(self) -> str:
@@ -254,7 +263,7 @@ class TrainingSet:
         for start, end in zip(bounds, bounds[1:], strict=False):
             used_tars, places = np.unique(of_tar[start:end], return_inverse=True)
             job = ShardJob(
-                shards[start].as_py(),
+                self._name_of(shards[start].as_py()),
                 splits[start].as_py(),
                 self.folder,
                 self.kind,

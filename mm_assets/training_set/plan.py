@@ -3,6 +3,7 @@
 * `Recipe`: what the user asks for. `make_plan` applies it to the samples of all sources.
 * A plan is a table with a row per sample (`PLAN_SCHEMA`), shard by shard in the order of the output. What is
   left out by its weight comes last, with the reason. Equal recipes and samples give equal bytes.
+* The card of the set: its splits and sources in counts, bytes, tokens and licences.
 
 Nothing depends on where samples lie, or on a library's random numbers. The split of a sample is decided by
 xxh3-64 of its id (or of the value that it shares with others), its place by xxh3-64 of its id with the seed.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,7 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from mm_assets.formats.names import PLAN_FILE, format_of
 from mm_assets.formats.tar import END_BLOCKS
+from mm_assets.formats.webdataset.client_files import SetNotes, split_paths
 from mm_assets.model.errors import DUPLICATE_ID, DataError, nearest
 from mm_assets.training_set.sources import Fields, Source
 
@@ -80,11 +83,22 @@ class Recipe:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def make_plan(sources: Sequence[Source], scanned: Mapping[str, pa.Table], recipe: Recipe) -> pa.Table:
+def shard_name(split: str, number: int) -> str:
+    """Return the name of a shard, without suffix."""
+    return f"{split}-{number:06d}"
+
+
+def make_plan(
+    sources: Sequence[Source],
+    scanned: Mapping[str, pa.Table],
+    recipe: Recipe,
+    file_of: Callable[[str, int], str] = shard_name,
+) -> pa.Table:
     """Return the plan.
 
     Args:
         scanned: the samples of each tar, by its URI (`mm_assets.training_set.sources.scan_tar`).
+        file_of: returns the file of a shard, from its split and number.
 
     Raises:
         DataError: two samples have one id, a weight names no source, or the scores of a source are all 0.
@@ -122,7 +136,7 @@ def make_plan(sources: Sequence[Source], scanned: Mapping[str, pa.Table], recipe
         "source_offset": found.column("offset"),
         "source_bytes": nbytes,
         "split": _taken(splits, split),
-        "shard": _shard_names(splits, split, shard),
+        "shard": _shard_files(splits, split, shard, file_of),
         "offset": pa.array(_offsets(split, shard, nbytes), mask=is_left_out),
         "bytes": pa.array(nbytes, mask=is_left_out),
         "tokens": found.column("tokens"),
@@ -258,14 +272,11 @@ def _taken(values: Sequence[str], rows: Ints) -> pa.Array:
     return pa.array(values, pa.string()).take(pa.array(rows))
 
 
-def shard_name(split: str, number: int) -> str:
-    """Return the name of a shard, without suffix."""
-    return f"{split}-{number:06d}"
-
-
-def _shard_names(splits: Sequence[str], split: Ints, shard: Ints) -> pa.Array:
+def _shard_files(
+    splits: Sequence[str], split: Ints, shard: Ints, file_of: Callable[[str, int], str]
+) -> pa.Array:
     pairs, places = np.unique(np.stack([split, shard]), axis=1, return_inverse=True)
-    names = [None if number < 0 else shard_name(splits[of], number) for of, number in pairs.T.tolist()]
+    names = [None if number < 0 else file_of(splits[of], number) for of, number in pairs.T.tolist()]
     return pa.array(names, pa.string()).take(pa.array(places.ravel()))
 
 
@@ -287,3 +298,75 @@ def totals(plan: pa.Table, by: str) -> list[dict[str, Any]]:
     names = ("samples", "used", "uses", "bytes", "tokens")
     found = table.group_by(by, use_threads=False).aggregate([(name, "sum") for name in names])
     return [{by: row[by], **{name: row[f"{name}_sum"] for name in names}} for row in found.to_pylist()]
+
+
+_CHAPTERS = """
+## Splits
+
+| Split | Shards | Samples | Uses | Bytes | Tokens |
+|---|---:|---:|---:|---:|---:|
+{splits}
+The split is decided by {decided}, {order}. *Uses* counts a sample as often
+as its `repeats` in `{plan}` say: a loader repeats it, the shards have it once. Tokens are those of all uses;
+bytes are those of tars.
+
+## Sources
+
+| Source | Licence | Samples | Weight | In the set | Uses | Bytes |
+|---|---|---:|---:|---:|---:|---:|
+{sources}
+`{plan}` has a row for each sample of the sources: where it was, where it is, and why it is not in the set.
+"""
+
+
+def set_notes(plan: pa.Table, sources: Sequence[Source], recipe: Recipe) -> SetNotes:
+    """Return licences and chapters of the card."""
+    shards: dict[str, set[str]] = {}
+    for split, shard in zip(plan.column("split").to_pylist(), plan.column("shard").to_pylist(), strict=True):
+        shards.setdefault(split, set()).update(() if shard is None else (shard,))
+    splits = "".join(
+        _row(f"`{of['split']}`", len(shards[of["split"]]), of["used"], of["uses"], of["bytes"], of["tokens"])
+        for of in totals(plan, "split")
+    )
+    by_name = {of["source"]: of for of in totals(plan, "source")}
+    rows = ""
+    for source in sources:
+        of = by_name.get(source.name, dict.fromkeys(("samples", "used", "uses", "bytes"), 0))
+        weight = f"{recipe.weights.get(source.name, 1.0):g}"
+        rows += _row(
+            f"`{source.name}`",
+            ", ".join(source.licences) or "not stated",
+            of["samples"],
+            weight,
+            of["used"],
+            of["uses"],
+            of["bytes"],
+        )
+    by = recipe.fields.split_by
+    decided = "a hash of the sample's id" if by is None else f"a hash of `{by}`"
+    order = (
+        "the order is that of the sources" if recipe.seed is None else f"the order by the seed {recipe.seed}"
+    )
+    licences = tuple(dict.fromkeys(text for source in sources for text in source.licences))
+    chapters = _CHAPTERS.format(splits=splits, sources=rows, decided=decided, order=order, plan=PLAN_FILE)
+    return SetNotes(licences, chapters)
+
+
+def _row(*cells: Any) -> str:
+    shown = (
+        "–" if cell is None else f"{cell:,}" if isinstance(cell, int) else _plain(cell) for cell in cells
+    )
+    return f"| {' | '.join(shown)} |\n"
+
+
+def _plain(text: str) -> str:
+    """Return text that cannot end a cell: names are those of folders."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def plain_card(kind: str, splits: Sequence[str], notes: SetNotes) -> str:
+    """Return ``README.md`` for shards of a format without a card of its own; each split is in its folder."""
+    paths = split_paths({name: f"{name}/*" for name in splits})
+    head = f"---\nconfigs:\n- config_name: default\n  data_files:\n{paths}{notes.matter()}---\n"
+    title = "# Interleaved image-text samples"
+    return f"{head}\n{title}\n\n{format_of(kind).title} files of whole samples.\n{notes.chapters}"

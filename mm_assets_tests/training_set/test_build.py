@@ -66,13 +66,13 @@ def test_the_same_recipe_gives_the_same_bytes(made: Path, tmp_path: Path, kind: 
 def test_samples_are_copied_to_the_byte(made: Path, tmp_path: Path) -> None:
     report = training_set(tmp_path / "set").make([source(made / "web")], RECIPE, Here())
     for row in report.plan.to_pylist():
-        was, now = made / "web" / row["source_shard"], tmp_path / "set" / f"{row['shard']}.tar"
+        was, now = made / "web" / row["source_shard"], tmp_path / "set" / row["shard"]
         before = was.read_bytes()[row["source_offset"] :][: row["source_bytes"]]
         assert now.read_bytes()[row["offset"] :][: row["bytes"]] == before
     for tar in (tmp_path / "set").glob("*.tar"):
         with tarfile.open(tar) as members:
             names = members.getnames()
-        offsets = [row["offset"] for row in report.plan.to_pylist() if f"{row['shard']}.tar" == tar.name]
+        offsets = [row["offset"] for row in report.plan.to_pylist() if row["shard"] == tar.name]
         end = tar.stat().st_size - 1024
         assert len(names) == 2 * len(offsets) and has_index(str(tar), [*offsets, end])
         assert folder_problems(str(tar), len(offsets), tar.stat().st_size) == []

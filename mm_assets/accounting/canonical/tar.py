@@ -381,14 +381,16 @@ def _mds_documents(uri: str, options: StorageOptions | None) -> Iterator[Documen
     with _local(uri, options) as path, open(path, "rb") as file:
         try:
             (count,) = struct.unpack("<I", file.read(4))
+            if 4 * (count + 2) > os.path.getsize(path):
+                raise ValueError(f"{count} samples in {os.path.getsize(path)} bytes")
             offsets = struct.unpack(f"<{count + 1}I", file.read(4 * (count + 1)))
             names = json.loads(file.read(offsets[0] - file.tell()))["column_names"]
             for start, end in zip(offsets, offsets[1:], strict=False):
                 file.seek(start)
                 sizes = struct.unpack(f"<{len(names)}I", file.read(4 * len(names)))
-                values = dict(zip(names, map(file.read, sizes), strict=True))
-                if file.tell() != end:
+                if file.tell() + sum(sizes) != end:
                     raise ValueError(f"the sample at byte {start} does not end at {end}")
+                values = dict(zip(names, map(file.read, sizes), strict=True))
                 payload, at = json.loads(values["json"]), 0
                 check_sample_id(payload)
                 members = [member for member in payload["image_members"] if member is not None]
