@@ -46,10 +46,11 @@ from mm_assets.storage.files import (
     read_bytes,
     remove,
     staged,
+    sweep_output,
 )
-from mm_assets.storage.stamps import files_in
+from mm_assets.storage.stamps import files_in, parallel_map
 from mm_assets.terminal import Progress
-from mm_assets.training_set.plan import Recipe, make_plan, plain_card, set_notes, shard_name
+from mm_assets.training_set.plan import Recipe, in_slices, make_plan, plain_card, set_notes, shard_name
 from mm_assets.training_set.sources import Scan, Source, SourceTar, scan_tar
 
 _TARS = "webdataset"
@@ -203,6 +204,12 @@ class TrainingSet:
             elif self._digest() != digest:
                 remove(self._plan_uri, self.options)
             notes = self._notes()
+            for folder in {
+                self.folder,
+                join(self.folder, SET_NOTES),
+                *(posixpath.dirname(j.uri) for j in jobs),
+            }:
+                sweep_output(folder)
         made: list[MadeShard] = []
         failures: list[str] = []
         todo: list[ShardJob] = []
@@ -250,7 +257,7 @@ class TrainingSet:
         columns = union_columns([tar.stats for tar in tars])
         numbers = {(tar.source, tar.name): number for number, tar in enumerate(tars)}
         used = plan.slice(0, plan.num_rows - plan.column("shard").null_count)
-        pairs = zip(used.column("source").to_pylist(), used.column("source_shard").to_pylist(), strict=True)
+        pairs = zip(in_slices(used.column("source")), in_slices(used.column("source_shard")), strict=True)
         of_tar = np.fromiter((numbers[pair] for pair in pairs), np.int64, used.num_rows)
         shards = used.column("shard").combine_chunks()
         splits = used.column("split").combine_chunks()
@@ -316,14 +323,12 @@ class TrainingSet:
     def _notes(self) -> dict[str, dict[str, Any]]:
         """Return the notes on shards, by name."""
         folder = join(self.folder, SET_NOTES)
+        names = list(files_in(folder, self.options, ".json"))
+        texts = parallel_map(lambda name: read_bytes(join(folder, name), self.options), names, folder)
         found = {}
-        for name in files_in(folder, self.options, ".json"):
-            try:
-                found[name.removesuffix(".json")] = dict(
-                    json.loads(read_bytes(join(folder, name), self.options) or b"")
-                )
-            except (ValueError, TypeError):
-                continue
+        for name, text in zip(names, texts, strict=True):
+            with suppress(ValueError, TypeError):
+                found[name.removesuffix(".json")] = dict(json.loads(text or b""))
         return found
 
     def _sizes(self, jobs: Sequence[ShardJob]) -> dict[str, int]:
@@ -386,8 +391,8 @@ def _digest_of(plan: pa.Table, kind: str, recipe: Recipe) -> str:
     """Return the digest of a plan. Where and when its sources were written has no part in it."""
     digest = xxhash.xxh3_128(f"{_REVISION} {kind} {recipe.to_json()}".encode())
     for column in plan.columns:
-        for chunk in column.chunks:
-            digest.update(json.dumps(chunk.to_pylist()).encode())
+        for value in in_slices(column):
+            digest.update(f"{value!r}\0".encode())
     return digest.hexdigest()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,6 +51,7 @@ DEFAULT_SHARD_BYTES = 512 << 20
 LEFT_OUT = "left out by its weight"
 _ORDER = b"order "  # what is hashed for the order differs from what is hashed for the split
 _HASHES = 1 << 64
+_AT_ONCE = 1 << 16
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -172,8 +173,14 @@ def _order(ids: pa.ChunkedArray, seed: int | None) -> Ints:
 
 def _hashes(head: bytes, values: pa.ChunkedArray) -> Hashes:
     digest = xxhash.xxh3_64_intdigest
-    hashes = (digest(head + value.encode()) for value in values.to_pylist())
+    hashes = (digest(head + value.encode()) for value in in_slices(values))
     return np.fromiter(hashes, np.uint64, len(values))
+
+
+def in_slices(values: pa.ChunkedArray) -> Iterator[Any]:
+    """Yield values as Python objects, of which there are never many at a time."""
+    for start in range(0, len(values), _AT_ONCE):
+        yield from values.slice(start, _AT_ONCE).to_pylist()
 
 
 def _splits(samples: pa.Table, recipe: Recipe) -> Ints:
@@ -322,8 +329,8 @@ bytes are those of tars.
 def set_notes(plan: pa.Table, sources: Sequence[Source], recipe: Recipe) -> SetNotes:
     """Return licences and chapters of the card."""
     shards: dict[str, set[str]] = {}
-    for split, shard in zip(plan.column("split").to_pylist(), plan.column("shard").to_pylist(), strict=True):
-        shards.setdefault(split, set()).update(() if shard is None else (shard,))
+    for found in plan.group_by(["split", "shard"]).aggregate([]).to_pylist():
+        shards.setdefault(found["split"], set()).update(() if found["shard"] is None else (found["shard"],))
     splits = "".join(
         _row(f"`{of['split']}`", len(shards[of["split"]]), of["used"], of["uses"], of["bytes"], of["tokens"])
         for of in totals(plan, "split")

@@ -15,6 +15,7 @@ from mm_assets.formats.names import PLAN_FILE
 from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset.writer import TarFolder
 from mm_assets.model.errors import DataError
+from mm_assets.storage.temporary import temporary_name
 from mm_assets.training_set import build
 from mm_assets.training_set.build import SetExists
 from mm_assets.training_set.plan import Recipe
@@ -25,6 +26,10 @@ from mm_assets_tests.training_set.sets import Here, make_source, source, trainin
 
 RECIPE = Recipe(splits={"train": 0.8, "validation": 0.2}, shards=4, seed=11)
 KINDS = ("webdataset", "parquet", "arrow_cache", "mds")
+
+
+def left_by_a_dead_process(name: str) -> str:
+    return temporary_name(name).replace(f"-{os.getpid()}-", "-4194303-")  # no process has so large a number
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +92,8 @@ def test_a_run_that_was_ended_goes_on(made: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         target.make(sources, RECIPE, Here(most=2))
     assert not (tmp_path / "set" / PLAN_FILE).exists()
+    for name in (left_by_a_dead_process("train-000002.tar"), f".training/{left_by_a_dead_process('x.json')}"):
+        (tmp_path / "set" / name).write_bytes(b"half")
     again = Here()
     report = target.make(sources, RECIPE, again)
     assert len(again.done) == 2 and sum(shard.is_kept for shard in report.shards) == 2
