@@ -242,7 +242,9 @@ def _shard_counts(split: Ints, repeats: Ints, nbytes: Ints, recipe: Recipe) -> l
     if recipe.shards is None:
         wanted = np.ceil(totals / max(recipe.shard_bytes - END_BLOCKS, 1)).astype(np.int64)
     else:
-        wanted = _largest_remainder(totals / max(totals.sum(), 1) * recipe.shards)
+        wanted = np.maximum(_largest_remainder(totals / max(totals.sum(), 1) * recipe.shards), samples > 0)
+        surplus = int(wanted.sum()) - recipe.shards  # of splits that would have got none
+        wanted[np.argmax(wanted)] -= max(surplus, 0)
     return np.minimum(np.maximum(wanted, 1), samples).tolist()
 
 

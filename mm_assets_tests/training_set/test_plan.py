@@ -72,6 +72,14 @@ def test_shards_are_equal_in_bytes() -> None:
     assert max(per_shard) - min(per_shard) < 0.01 * max(per_shard)
 
 
+def test_the_number_of_shards_is_that_asked_for_and_each_split_has_one() -> None:
+    splits = {"train": 0.9, "validation": 0.05, "test": 0.05}
+    for shards, expected in ((8, [6, 1, 1]), (3, [1, 1, 1]), (1, [1, 1, 1])):
+        plan = plan_of(Recipe(splits=splits, shards=shards), sample_id=ids(300))
+        files = {(row["split"], row["shard"]) for row in plan.to_pylist()}
+        assert [sum(split == name for split, _ in files) for name in splits] == expected
+
+
 def test_no_shard_is_larger_than_asked_for() -> None:
     plan = plan_of(Recipe(shard_bytes=10_240), sample_id=ids(40), bytes=[1024] * 40)
     per_shard = plan.group_by("shard").aggregate([("bytes", "sum")]).column("bytes_sum").to_pylist()
