@@ -185,19 +185,8 @@ def make_others(folder: str) -> Work:
 
 
 def _streaming() -> Any:
-    """mosaicml-streaming without torchvision, which it imports for its image sets alone.
-
-    There is no torchvision for the torch of ``.venv-clients``.
-    """
-    import transformers.feature_extraction_utils  # which looks for torchvision, too
-
-    assert transformers
-    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms"):
-        sys.modules.setdefault(name, types.ModuleType(name))
-    functional = types.ModuleType("torchvision.transforms.functional")
-    vars(functional)["to_tensor"] = None
-    vars(sys.modules["torchvision.datasets"])["VisionDataset"] = object
-    sys.modules.setdefault(functional.__name__, functional)
+    """mosaicml-streaming without its sets of pictures: they need torchvision, which is made for CUDA."""
+    sys.modules.setdefault("streaming.vision", types.ModuleType("streaming.vision"))
     import streaming
 
     return streaming

@@ -77,19 +77,19 @@ class EpochDataset(IterableDataset, ABC):
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0."""
-        return self._progress.epoch
+        return self.progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin another epoch; nothing happens if it is the current one."""
         if epoch != self.epoch:
-            self._state = self._progress.next_epoch(epoch)
+            self._state = self.progress.next_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far this rank is, as plain values of some 300 bytes.
 
         Where all ranks go in step, as in data-parallel training, the state of one of them says it for all.
         """
-        return self._progress.to_json()
+        return self.progress.to_json()
 
     def load_state_dict(self, states: State | Sequence[State]) -> None:
         """Go on after a state, whatever the numbers of ranks and workers were.
@@ -138,7 +138,7 @@ class EpochDataset(IterableDataset, ABC):
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
         division = self.begin(self.world_size * workers, worker * self.world_size + self.rank, 0, False)
-        progress = self._progress
+        progress = self.progress
         for start in range(progress.steps, division.steps, _AT_ONCE):
             steps = range(start, min(start + _AT_ONCE, division.steps))
             positions = np.concatenate([division.batch(step, progress.rank) for step in steps])
@@ -154,10 +154,10 @@ class EpochDataset(IterableDataset, ABC):
             DataError: a rank would have no samples.
         """
         wanted = {"ranks": ranks, "rank": rank, "batch_size": batch_size, "drop_last": drop_last}
-        if any(getattr(self._progress, name) != value for name, value in wanted.items()):
-            merged = Progress.merged([self._progress], self.epoch_length)
+        if any(getattr(self.progress, name) != value for name, value in wanted.items()):
+            merged = Progress.merged([self.progress], self.epoch_length)
             self._state = replace(merged, ranks=ranks, rank=rank, batch_size=batch_size, drop_last=drop_last)
-        division = self._progress.division(self.epoch_length)
+        division = self.progress.division(self.epoch_length)
         is_whole = division.left == self.epoch_length
         if division.left < self.world_size or (is_whole and not division.steps):
             raise DataError(
@@ -170,10 +170,11 @@ class EpochDataset(IterableDataset, ABC):
 
     def advance(self) -> None:
         """Count a batch that the training loop is given."""
-        self._state = replace(self._progress, steps=self._progress.steps + 1)
+        self._state = replace(self.progress, steps=self.progress.steps + 1)
 
     @property
-    def _progress(self) -> Progress:
+    def progress(self) -> Progress:
+        """The state."""
         if self._state is None:
             self._state = Progress(self.order_digest, ranks=self.world_size, rank=self.rank, batch_size=0)
         return self._state
@@ -210,17 +211,17 @@ class Loader:
         if batch_size < 1 or workers < 0:
             raise ValueError(f"a batch has samples, and workers are counted from 0: {batch_size}, {workers}")
         self.dataset = dataset
-        self._batch_size, self._workers, self._drop_last = batch_size, workers, drop_last
         self._collate = collate
-        self._torch_loader = self._make_torch_loader(torch_options) if workers else None
+        self._schedule = _Batches(dataset, batch_size, drop_last)
+        self._torch_loader = self._make_torch_loader(workers, torch_options) if workers else None
 
     def __len__(self) -> int:
         """Batches that are left of the current epoch."""
-        return self._begin().steps - self.dataset._progress.steps
+        return len(self._schedule)
 
     def __iter__(self) -> Iterator[Any]:
-        self._begin()
-        batches = map(self._read, self.schedule()) if self._torch_loader is None else self._torch_loader
+        self._schedule.begin()
+        batches = map(self._read, self._schedule) if self._torch_loader is None else self._torch_loader
         for batch in batches:
             self.dataset.advance()
             yield batch
@@ -228,27 +229,17 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return `EpochDataset.state_dict`."""
-        self._begin()
+        self._schedule.begin()
         return self.dataset.state_dict()
 
     def load_state_dict(self, states: State | Sequence[State]) -> None:
         """Go on after a state, as `EpochDataset.load_state_dict`."""
         self.dataset.load_state_dict(states)
 
-    def schedule(self) -> Iterator[list[tuple[int, Positions]]]:
-        """Yield epoch and positions of the batches that are left; one element each, as torch wants it."""
-        division, progress = self._begin(), self.dataset._progress
-        for step in range(progress.steps, division.steps):
-            yield [(progress.epoch, division.batch(step, progress.rank))]
-
-    def _begin(self) -> Division:
-        dataset = self.dataset
-        return dataset.begin(dataset.world_size, dataset.rank, self._batch_size, self._drop_last)
-
     def _read(self, chosen: list[tuple[int, Positions]]) -> Any:
         return self._collate(self.dataset.fetch(*chosen[0]))
 
-    def _make_torch_loader(self, options: Mapping[str, Any]) -> Iterable[Any]:
+    def _make_torch_loader(self, workers: int, options: Mapping[str, Any]) -> Iterable[Any]:
         require("torch")
         import torch
 
@@ -256,8 +247,8 @@ class Loader:
         return torch.utils.data.DataLoader(
             _ByPosition(self.dataset),
             **{
-                "batch_sampler": _Schedule(self),
-                "num_workers": self._workers,
+                "batch_sampler": self._schedule,
+                "num_workers": workers,
                 "collate_fn": self._collate,
                 "persistent_workers": True,
                 "multiprocessing_context": context,
@@ -267,17 +258,26 @@ class Loader:
         )
 
 
-class _Schedule:
-    """What torch takes for a sampler of batches."""
+class _Batches:
+    """Epoch and positions of the batches that are left; one element each, as torch wants it of a sampler.
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    It knows no loader: workers end as soon as nobody has theirs, then, and not when garbage is collected.
+    """
+
+    def __init__(self, dataset: EpochDataset, batch_size: int, drop_last: bool) -> None:
+        self._dataset, self._batch_size, self._drop_last = dataset, batch_size, drop_last
 
     def __iter__(self) -> Iterator[list[tuple[int, Positions]]]:
-        return self._loader.schedule()
+        division, progress = self.begin(), self._dataset.progress
+        for step in range(progress.steps, division.steps):
+            yield [(progress.epoch, division.batch(step, progress.rank))]
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self.begin().steps - self._dataset.progress.steps
+
+    def begin(self) -> Division:
+        dataset = self._dataset
+        return dataset.begin(dataset.world_size, dataset.rank, self._batch_size, self._drop_last)
 
 
 class _ByPosition:

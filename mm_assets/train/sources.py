@@ -20,9 +20,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.formats.names import format_by_suffix, format_of
+from mm_assets.formats.names import FORMAT_TABLE, format_of
 from mm_assets.formats.parquet.files import (
     checked,
     column_chunks,
@@ -258,20 +259,28 @@ class LanceSource(TableSource):
 
 
 class ArrowCacheSource(Source):
-    """An Arrow cache on a local disk, or all in a folder; each is a shard."""
+    """Arrow caches on a local disk; each is a shard.
 
-    def __init__(self, folder: str) -> None:
+    Args:
+        folders: of one cache, or of several, each.
+    """
+
+    def __init__(self, folders: Sequence[str]) -> None:
         from mm_assets.formats.arrow_cache.read import InterleavedArrowDataset
 
-        self._dataset = InterleavedArrowDataset(folder)
-        partitions = self._dataset.partitions()
-        self._first = np.cumsum([0, *(samples for _, samples, _ in partitions)]).tolist()
-        super().__init__(
-            [Shard(name, samples) for name, samples, _ in partitions], digest_of("arrow_cache", partitions)
-        )
+        self._places, partitions = [], []
+        for dataset in map(InterleavedArrowDataset, folders):
+            first = 0
+            for name, samples, digest in dataset.partitions():
+                self._places.append((dataset, first))
+                partitions.append((name, samples, digest))
+                first += samples
+        shards = [Shard(name, samples) for name, samples, _ in partitions]
+        super().__init__(shards, digest_of("arrow_cache", partitions))
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
-        return [self._dataset[self._first[shard] + int(number)] for number in numbers]
+        dataset, first = self._places[shard]
+        return [dataset[first + int(number)] for number in numbers]
 
 
 class OpenFile:
@@ -376,7 +385,7 @@ def _opened(kind: str, places: Sequence[str], copies: LocalCopies) -> Source:
             raise DataError(f"{places[0]}: {len(tables)} Lance tables: name one, or mix them")
         return LanceSource(tables[0])
     if kind == "arrow_cache":
-        return ArrowCacheSource(*places)
+        return ArrowCacheSource(places)
     raise DataError(f"{places[0]}: {kind} is not read for training: convert it to tars or an Arrow cache")
 
 
@@ -392,22 +401,18 @@ def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
 
     file = join(folder, PLAN)
     plan = read_small_table(file, _PLAN_COLUMNS)
-    plan = plan.filter(pa.compute.is_valid(plan.column("shard")))
-    names = plan.column("shard").to_pylist()
-    found = format_by_suffix(names[0]) if names else None
-    if found is None:
-        raise DataError(f"{file}: it has no shards of a known format")
-    order = {name: at for at, name in enumerate(dict.fromkeys(names))}
-    of_shard = np.array([order[name] for name in names], np.int64)
+    plan = plan.filter(pc.is_valid(plan.column("shard")))
+    places = list(zip(plan.column("split").to_pylist(), plan.column("shard").to_pylist(), strict=True))
+    order = {place: at for at, place in enumerate(dict.fromkeys(places))}
+    kind, uris = _files_of(folder, list(order), file)
+    of_shard = np.array([order[place] for place in places], np.int64)
     rows = [np.flatnonzero(of_shard == at) for at in range(len(order))]
-    if found.name == "webdataset":
+    if kind == "webdataset":
         starts = plan.column("offset").to_numpy()
         stops = starts + plan.column("bytes").to_numpy()
-        spans = [(starts[at], stops[at]) for at in rows]
-        source: Source = TarSource([join(folder, name) for name in order], spans, copies)
+        source: Source = TarSource(uris, [(starts[at], stops[at]) for at in rows], copies)
     else:
-        places = [folder] if found.name == "arrow_cache" else [join(folder, name) for name in order]
-        source = _opened(found.name, places, copies)
+        source = _opened(kind, uris, copies)
         rows = _by_shard(source, np.concatenate(rows), file)
     splits = plan.column("split").to_pylist()
     if split is not None and split not in splits:
@@ -421,6 +426,16 @@ def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
         for turn in range(int(repeats[at].max(initial=0)))
     ]
     return Chosen(source, chosen)
+
+
+def _files_of(folder: str, shards: Sequence[tuple[str, str]], plan: str) -> tuple[str, list[str]]:
+    """Return the format of the shards (split, name) of a plan, and their files, beside it or by split."""
+    for entry in FORMAT_TABLE:
+        for is_by_split in (False, True):
+            uris = [entry.uri(join(folder, split) if is_by_split else folder, name) for split, name in shards]
+            if uris and not entry.is_table and exists(uris[0]):
+                return entry.name, [entry.output(uri) for uri in uris]
+    raise DataError(f"{plan}: none of its shards is beside it")
 
 
 def _by_shard(source: Source, rows: Numbers, file: str) -> list[Numbers]:

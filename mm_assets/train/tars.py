@@ -11,7 +11,7 @@ import threading
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 import numpy as np
@@ -255,12 +255,10 @@ def _scanned(uri: str, copies: LocalCopies) -> Numbers:
     """Return the first byte of each sample, whose members are adjacent, and the end of the last."""
     file = copies.open(uri, OpenFile)
     index = scan(file.descriptor, uri)
-    starts: list[int] = []
-    last = None
-    for member in index.members:
-        folder, slash, name = member.name.rpartition("/")
-        key = folder + slash + name.partition(".")[0]
-        if key != last:
-            starts.append(member.header_offset)
-        last = key
+    starts = [next(members).header_offset for _, members in groupby(index.members, _key)]
     return np.array([*starts, index.end], np.int64)
+
+
+def _key(member: Member) -> tuple[str, str]:
+    folder, _, name = member.name.rpartition("/")
+    return folder, name.partition(".")[0]

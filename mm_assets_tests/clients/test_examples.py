@@ -8,8 +8,9 @@ import hashlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -150,74 +151,67 @@ def modalities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sam
     return root, samples
 
 
-ORDERS: list[list[str]] = [[], ["--seed", "3"]]  # as they lie, and shuffled
+@pytest.mark.parametrize("kind", ["webdataset", "arrow_cache", "parquet", "lance"])
+def test_interleaved_every_sample_once(kind: str, outputs: Path, truth: list[Sample]) -> None:
+    """In two epochs of one node, and in one of two."""
+    folder = outputs / kind
+    whole: Run = ([folder, "--seed", "3", "--epochs", "2"], {})
+    nodes: list[Run] = [([folder, "--seed", "3", "--workers", "0"], node) for node in TWO_NODES]
+    samples, *of_nodes = map(plain, given_in_turn("interleaved_loader", whole, *nodes))
+    first, second = samples[: len(truth)], samples[len(truth) :]
+    assert sorted(first) == sorted(second) == truth
+    assert first != second
+    assert sorted(of_nodes[0] + of_nodes[1]) == truth
+    assert abs(len(of_nodes[0]) - len(of_nodes[1])) <= 1
 
 
-def test_webdataset_every_sample_once(outputs: Path, truth: list[Sample]) -> None:
-    orders: list[list[str | Path]] = [[outputs / "webdataset", *order] for order in ORDERS]
-    runs: list[Run] = [(arguments, node) for arguments in orders for node in ({}, *TWO_NODES)]
-    found = list(map(plain, given_in_turn("webdataset_loader", *runs)))
-    for whole, *nodes in (found[:3], found[3:]):
-        assert sorted(whole) == truth
-        assert all(nodes)
-        assert sorted(nodes[0] + nodes[1]) == truth
-
-    again = [*((arguments, {}) for arguments in orders), ([*orders[1], "--epoch", "1"], {})]
-    *same, next_epoch = map(plain, given_in_turn("webdataset_loader", *again))
-    assert same == [found[0], found[3]]  # the same orders in another process
-    assert sorted(next_epoch) == truth
-    assert len({*map(tuple, same), tuple(next_epoch)}) == 3
-
-
-def test_webdataset_resumes_with_exactly_the_rest(outputs: Path, truth: list[Sample], tmp_path: Path) -> None:
-    """In another process than that which was stopped."""
-    stops = [(ORDERS[0], [1]), *((order, [17, 20]) for order in ORDERS)]
-    arguments = [
-        [outputs / "webdataset", *order, "--position", tmp_path / str(number), "--batch-size", "3"]
-        for number, (order, _) in enumerate(stops)
-    ]
-    stopped: list[Run] = [
-        ([*arguments[number], "--stop-after", str(stop)], {})
-        for number, (_, each) in enumerate(stops)
-        for stop in each
-    ]
-    parts = iter(map(plain, given_in_turn("webdataset_loader", *stopped)))
-    resumed: list[Run] = [
-        (options, {}) for each in arguments for options in (each, each, [*each, "--epoch", "1"])
-    ]
-    rests = iter(map(plain, given_in_turn("webdataset_loader", *resumed)))
-    for _, each in stops:
-        seen = []
-        for stop in each:
-            part = next(parts)
-            assert stop <= len(part) < stop + 3
-            seen += part
-        rest, over, next_epoch = islice(rests, 3)
-        assert sorted([*seen, *rest]) == truth
-        assert over == []
-        assert sorted(next_epoch) == truth
-
-
-def test_webdataset_resumes_on_other_nodes_and_workers(
+def test_interleaved_resumes_on_other_nodes_and_workers(
     outputs: Path, truth: list[Sample], tmp_path: Path
 ) -> None:
-    arguments = [
-        [outputs / "webdataset", *order, "--position", tmp_path / str(number)]
-        for number, order in enumerate(ORDERS)
-    ]
+    """Three nodes out of step, then two, then one: exactly the rest, and then the next epoch."""
+    arguments = [outputs / "webdataset", "--seed", "3", "--batch-size", "3"]
     three_nodes = [{"RANK": rank, "WORLD_SIZE": "3"} for rank in "012"]
-    steps: list[tuple[list[str], dict[str, str]]] = [
-        *((["--workers", "1", "--stop-after", "5"], node) for node in three_nodes),
-        *((["--stop-after", "7"], node) for node in TWO_NODES),  # one is finished before the other begins
-        *((["--workers", "3", "--stop-after", "4"], node) for node in TWO_NODES[::-1]),
+    runs: list[Run] = [
+        ([*arguments, "--save", tmp_path / "a", "--workers", str(at), "--stop-after", str(3 * at + 3)], node)
+        for at, node in enumerate(three_nodes)
     ]
-    runs: list[Run] = [([*each, *options], node) for each in arguments for options, node in steps]
-    found = given_in_turn("webdataset_loader", *runs)
-    rests = given_in_turn("webdataset_loader", *(([*each, "--workers", "0"], {}) for each in arguments))
-    for number, rest in enumerate(rests):
-        seen = list(chain.from_iterable(found[number * len(steps) : (number + 1) * len(steps)]))
-        assert len(seen) < len(truth)
-        assert sorted(plain([*seen, *rest])) == truth
+    runs += [
+        ([*arguments, "--resume", tmp_path / "a", "--save", tmp_path / "b", "--stop-after", "5"], node)
+        for node in TWO_NODES
+    ]
+    resumed = [*arguments, "--resume", tmp_path / "b", "--workers", "3"]
+    runs += [([*resumed, "--epochs", "2"], {})]
+    *parts, rest = given_in_turn("interleaved_loader", *runs)
+    assert [len(part) for part in parts] == [3, 6, 9, 6, 6]
+    rest, over = rest[: -len(truth)], rest[-len(truth) :]
+    assert sorted(plain([*chain.from_iterable(parts), *rest])) == truth
+    assert sorted(plain(over)) == truth
+
+
+def test_a_mixture_of_two_datasets(outputs: Path, truth: list[Sample]) -> None:
+    found = plain(
+        given("interleaved_loader", outputs / "webdataset", outputs / "parquet", "--weights", "3", "1")
+    )
+    assert len(found) == 2 * len(truth)
+    counts = Counter(found)
+    assert set(counts) == set(truth)
+    assert set(counts.values()) <= {1, 2, 3}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_tiny_model_learns_and_goes_on(nodes: int, outputs: Path, tmp_path: Path) -> None:
+    """Two epochs, stopped and resumed; with two processes, in step by gloo."""
+    script = ROOT / "examples" / "tiny_vlm.py"
+    start: list[str | Path] = [clients_bin("python")]
+    if nodes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nodes)]
+    command = [*start, script, outputs / "webdataset", "--save", tmp_path]
+    printed = run([*command, "--stop-after", "3"], PYTHONPATH=str(ROOT)) + run(command, PYTHONPATH=str(ROOT))
+    found = re.findall(r"epoch (\d): (\d+) steps, mean loss ([\d.]+)", printed)
+    assert [epoch for epoch, _, _ in found] == ["0", "0", "1"]
+    steps = [int(count) for _, count, _ in found]
+    assert steps[0] + steps[1] == steps[2]
+    assert float(found[2][2]) < float(found[0][2])
 
 
 def test_paired_every_sample_once(modalities: tuple[Path, list[Sample]]) -> None:
@@ -281,34 +275,6 @@ def test_lance_samples_that_lie_across_batches(tmp_path: Path) -> None:
     assert sorted(found) == [(f"{number:04d}", tuple(texts)) for number in range(800)]
 
 
-def test_arrow_cache_every_sample_once_in_another_order(outputs: Path, truth: list[Sample]) -> None:
-    caches = outputs / "arrow_cache"
-    whole: Run = ([caches, "--epochs", "2", "--seed", "5"], {})
-    of_nodes: list[Run] = [([caches, "--seed", "5"], node) for node in TWO_NODES]
-    samples, *nodes = map(plain, given_in_turn("arrow_cache_loader", whole, *of_nodes))
-    first, second = samples[: len(truth)], samples[len(truth) :]
-    assert sorted(first) == sorted(second) == truth
-    assert first != second
-
-    assert sorted(nodes[0] + nodes[1]) == truth
-    assert abs(len(nodes[0]) - len(nodes[1])) <= 1
-
-
-def test_arrow_cache_by_id(outputs: Path) -> None:
-    command = [
-        clients_bin("python"),
-        ROOT / "examples" / "arrow_cache_loader.py",
-        outputs / "arrow_cache",
-        "--sample",
-        "both",
-    ]
-    printed = run(command, PYTHONPATH=str(ROOT))
-    assert re.fullmatch(
-        r"\{'sample_id': 'both', 'items': \['first', <PIL\.Image\.Image .*size=7x5 .*>, 'third'\]\}\n",
-        printed,
-    )
-
-
 _REFUSED = """
 import json, os, runpy, sys
 for script, folder, environment in json.loads(sys.argv[1]):
@@ -330,16 +296,10 @@ def test_what_cannot_be_trained_from_is_refused(
     first, last = {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "99", "WORLD_SIZE": "100"}
     runs: list[tuple[str, Path, dict[str, str], str]] = [
         (
-            "webdataset_loader",
+            "interleaved_loader",
             outputs / "webdataset",
             last,
-            r"SystemExit: rank 99 of 100 has none of the \d tars: start no more ranks than .*",
-        ),
-        (
-            "arrow_cache_loader",
-            outputs / "arrow_cache",
-            last,
-            "SystemExit: rank 99 of 100 has none of the 58 samples: start fewer ranks",
+            r"DataError: .*: 58 samples for 100 ranks and batches of 4: a rank would have none\. .*",
         ),
         (
             "paired_loader",
@@ -359,9 +319,8 @@ def test_what_cannot_be_trained_from_is_refused(
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
-        ("webdataset_loader", "webdataset"),
+        ("interleaved_loader", "webdataset"),
         ("lance_loader", "lance/items.lance"),
-        ("arrow_cache_loader", "arrow_cache"),
         ("paired_loader", ""),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import json
@@ -16,7 +15,7 @@ import webdataset as wds
 from PIL import Image
 
 from mm_assets_tests.cli.commands import ok
-from mm_assets_tests.docs.pages import README, ROOT, runnable
+from mm_assets_tests.docs.pages import README, runnable
 from mm_assets_tests.docs.test_notebook import NOTEBOOK
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.parquet_of_others import (
@@ -121,16 +120,3 @@ def test_the_loop_of_the_notebook(made: Path) -> None:
     lines = [line.split(maxsplit=1) for line in printed.getvalue().splitlines() if line.startswith(" ")]
     shown = [(int(position), "image" if item.startswith("picture of ") else item) for position, item in lines]
     assert shown == [(row["position"], row["text_content"] or "image") for row in rows_of(made)]
-
-
-def test_the_loop_of_the_example(made: Path) -> None:
-    """The function alone: the module needs torch."""
-    source = (ROOT / "examples" / "webdataset_loader.py").read_text()
-    (function,) = [node for node in ast.parse(source).body if getattr(node, "name", "") == "interleaved"]
-    names: dict[str, Any] = {"json": json, "io": io, "Image": Image, "Any": Any}
-    exec(compile(ast.Module([function], []), "example", "exec"), names)  # noqa: S102 (our own page)
-    found = {}
-    for sample in wds.WebDataset(str(made / "webdataset" / "raw.tar"), shardshuffle=False):
-        document = names["interleaved"]({**sample, "shard": "raw.tar", "number": 0})
-        found[document["sample_id"]] = [pixels(item) for item in document["items"]]
-    assert found == contents(made)

@@ -1,0 +1,87 @@
+"""`mm_assets.train` under real DataLoaders: what a training loop is given when it stops and resumes.
+
+Argument: a folder of tars. Last line: JSON of lists of sample ids.
+"""
+
+import itertools
+import json
+import random
+import sys
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from mm_assets.train import InterleavedDataset, Mixture
+
+
+def sample_id(sample: Any) -> str:
+    return sample["sample_id"]  # type: ignore[no-any-return]
+
+
+def dataset(folder: str, rank: int = 0, world_size: int = 1) -> InterleavedDataset:
+    return InterleavedDataset(folder, seed=4, window=2, transform=sample_id, rank=rank, world_size=world_size)
+
+
+def mixture(folder: str, rank: int, world_size: int) -> Mixture:
+    parts = [InterleavedDataset(folder, seed=seed, transform=sample_id) for seed in (1, 2)]
+    return Mixture(parts, [2, 1], rank=rank, world_size=world_size)
+
+
+def elastic(folder: str, make: Any) -> list[str]:
+    """Runs with other numbers of ranks and workers; workers have read ahead when each of them stops."""
+    choice = random.Random(6)
+    given: list[str] = []
+    state = None
+    for ranks, workers, stop in ((2, 2, 2), (3, 0, 1), (1, 3, 3), (2, 1, 1), (1, 2, None)):
+        kept = []
+        for rank in range(ranks):
+            loader = make(folder, rank, ranks).loader(3, workers)
+            if state is not None:
+                loader.load_state_dict(state)
+            for batch in itertools.islice(loader, stop):
+                given += batch
+            kept.append(loader.state_dict())
+        state = choice.choice(kept)
+    return given
+
+
+def two_epochs(folder: str) -> list[list[str]]:
+    """Of one loader, whose workers live on."""
+    loader = dataset(folder).loader(4, 2)
+    return [[one for batch in loader for one in batch] for _ in range(2)]
+
+
+def plain(folder: str) -> list[str]:
+    """torch's own DataLoader, of two ranks with two workers each."""
+    loaders = [DataLoader(dataset(folder, rank, 2), batch_size=3, num_workers=2) for rank in range(2)]
+    return [one for loader in loaders for batch in loader for one in batch]
+
+
+def stateful(folder: str) -> list[str]:
+    """torchdata's, which resumes with as many workers as before."""
+    first = StatefulDataLoader(dataset(folder), batch_size=3, num_workers=2)
+    given = [one for batch in itertools.islice(first, 5) for one in batch]
+    state = first.state_dict()
+    second = StatefulDataLoader(dataset(folder), batch_size=3, num_workers=2)
+    second.load_state_dict(state)
+    return given + [one for batch in second for one in batch]
+
+
+def main(folder: str) -> None:
+    found = {
+        "elastic": elastic(folder, dataset),
+        "mixture": elastic(folder, mixture),
+        "two epochs": two_epochs(folder),
+        "plain": plain(folder),
+        "stateful": stateful(folder),
+    }
+    tensors = InterleavedDataset(folder, decode="tensor", shuffle=False)
+    found["shapes"] = [
+        [list(item["image"].shape) for item in one["items"] if item["modality"] == "image"] for one in tensors
+    ]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,61 @@
+"""The loader of ``mm_assets.train`` in torch: each sample once, whatever stops and resumes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.demo import make_shards
+from mm_assets.train import InterleavedDataset, Mixture
+from mm_assets_tests.clients.environment import ROOT, clients_bin, convert, run
+
+pytestmark = pytest.mark.clients
+
+SCRIPT = Path(__file__).with_name("open_with") / "torch_loaders.py"
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("loaders")
+    make_shards(root / "raw", members=4, pdf=1, samples=12)
+    convert(root / "raw", root / "tars", "webdataset")
+    return root / "tars"
+
+
+@pytest.fixture(scope="module")
+def found(tars: Path) -> dict[str, Any]:
+    printed = run([clients_bin("python"), SCRIPT, tars], PYTHONPATH=str(ROOT))
+    return json.loads(printed.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def truth(tars: Path) -> list[str]:
+    return [sample["sample_id"] for sample in InterleavedDataset(tars, shuffle=False)]
+
+
+@pytest.mark.parametrize("way", ["elastic", "plain", "stateful"])
+def test_each_sample_once(way: str, found: dict[str, Any], truth: list[str]) -> None:
+    assert sorted(found[way]) == sorted(truth)
+
+
+def test_a_mixture_is_that_of_one_run(found: dict[str, Any], tars: Path) -> None:
+    whole = Mixture([InterleavedDataset(tars, seed=seed) for seed in (1, 2)], [2, 1])
+    assert Counter(found["mixture"]) == Counter(sample["sample_id"] for sample in whole)
+
+
+def test_workers_live_on_for_another_order(found: dict[str, Any], truth: list[str]) -> None:
+    first, second = found["two epochs"]
+    assert sorted(first) == sorted(second) == sorted(truth)
+    assert first != second
+
+
+def test_tensors_of_pictures(found: dict[str, Any], tars: Path) -> None:
+    sizes = [
+        [[3, *item["image"].size[::-1]] for item in sample["items"] if item["modality"] == "image"]
+        for sample in InterleavedDataset(tars, shuffle=False, decode="pil")
+    ]
+    assert found["shapes"] == sizes
