@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from mm_assets.formats.images.headers import CONTENT_TYPES
 from mm_assets.formats.tar import BLOCK, check_header, member_size, padded
-from mm_assets.formats.tar.scan import scan
+from mm_assets.formats.tar.scan import Member, scan
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
     IMAGES,
