@@ -11,6 +11,7 @@ import io
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -412,13 +413,15 @@ def prepare_near_texts(file: str) -> Work:
 
     def work() -> dict[str, Any]:
         signatures = np.stack([signature(words_of(text)) for text in texts])
-        _, firsts, of = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
+        _, firsts, group_of = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
+        members: dict[int, list[int]] = {}
+        for place, group in enumerate(group_of.tolist()):
+            members.setdefault(int(firsts[group]), []).append(place)
         rows = np.sort(firsts)
-        pairs = _places(near_signatures(signatures, rows, _LEAST_SIMILARITY))
-        found = {(int(rows[first]), int(rows[second])) for first, second in pairs}
-        found |= {
-            (int(firsts[group]), place) for place, group in enumerate(of.tolist()) if firsts[group] != place
-        }
-        return {"pairs": [(min(pair), max(pair)) for pair in found]}
+        found = {pair for equal in members.values() for pair in combinations(equal, 2)}
+        for first, second in _places(near_signatures(signatures, rows, _LEAST_SIMILARITY)):
+            alike = product(members[int(rows[first])], members[int(rows[second])])
+            found |= {(min(pair), max(pair)) for pair in alike}
+        return {"pairs": sorted(found)}
 
     return work

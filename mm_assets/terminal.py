@@ -8,11 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from mm_assets.model.errors import explained, on_screen, show_warnings_as_lines, write_line
 from mm_assets.storage.errors import error_line, is_of_store, located, place_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FAILED = 1
 USAGE = 2  # as argparse ends
@@ -217,3 +221,34 @@ def _is_expected(error: Exception) -> bool:
         error = explained(error)
     known = isinstance(error, ValueError | OSError | TypeError | MemoryError)
     return known or is_of_store(error) or type(error).__module__.partition(".")[0] in _EXPECTED_PACKAGES
+
+
+_RESET: Final = "\x1b[0m"
+_HALF_BLOCK: Final = "▀"
+
+
+def half_blocks(picture: Image) -> Iterator[str]:
+    """Yield the lines of a picture in RGB: each character is two pixels, one above the other."""
+    pixels = picture.load()
+    assert pixels is not None
+    for top in range(0, picture.height, 2):
+        cells = []
+        for left in range(picture.width):
+            upper = pixels[left, top]
+            lower = pixels[left, top + 1] if top + 1 < picture.height else None
+            background = "" if lower is None else f"\x1b[48;2;{_colour(lower)}m"
+            cells.append(f"\x1b[38;2;{_colour(upper)}m{background}{_HALF_BLOCK}")
+        yield "".join(cells) + _RESET
+
+
+def _colour(pixel: object) -> str:
+    assert isinstance(pixel, tuple)
+    return ";".join(str(int(channel)) for channel in pixel[:3])
+
+
+def side_by_side(left: str, right: str) -> str:
+    """Return two pictures of half blocks as one."""
+    ours, theirs = left.split("\n"), right.split("\n")
+    width = ours[0].count(_HALF_BLOCK)
+    pairs = zip_longest(ours, theirs, fillvalue="")
+    return "\n".join(f"{one or ' ' * width}  {other}".rstrip() for one, other in pairs) if right else left

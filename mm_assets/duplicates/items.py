@@ -169,7 +169,7 @@ class Documents:
 
     def __init__(self, similarity: float | None, folder: str) -> None:
         self._items, self._similarity = Items(folder), similarity
-        self._file = Path(folder, "signatures")
+        self._file = Path(tempfile.mkdtemp(dir=folder), "signatures")
         self._count = 0
 
     def add(self, shard: int, scores: pa.Table, images: pa.Table, refused: Collection[str] = ()) -> None:

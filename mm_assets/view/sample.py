@@ -36,7 +36,7 @@ from mm_assets.model.errors import html_text as text
 from mm_assets.model.nested_types import binary_views
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 from mm_assets.storage.files import StorageOptions
-from mm_assets.terminal import printable
+from mm_assets.terminal import half_blocks, printable, side_by_side
 from mm_assets.view.html import (
     MOST_EMBEDDED,
     PREVIEW_SIDE,
@@ -47,7 +47,7 @@ from mm_assets.view.html import (
 )
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 Locator = tuple[Any, ...]  # source, member, byte offset, byte size, frame; each may be None
 Look = Callable[[memoryview, ImageInfo], str]
@@ -466,8 +466,6 @@ _MOST_TERMINAL_VALUE: Final = 200  # and of a field
 _COLUMNS: Final = 32  # of a picture
 _LINES: Final = 10  # of a picture; each shows two rows of pixels
 _IN_HEADING: Final = ("width", "height", "format", "byte_size", "error")
-_RESET: Final = "\x1b[0m"
-_HALF_BLOCK: Final = "▀"
 
 
 def no_picture(data: memoryview, info: ImageInfo) -> str:
@@ -481,7 +479,7 @@ def coloured(data: memoryview, info: ImageInfo) -> str:
     if small is None:
         return ""
     small.thumbnail((_COLUMNS, 2 * _LINES))
-    return "\n".join(_half_blocks(small))
+    return "\n".join(half_blocks(small))
 
 
 def lines(document: Document, width: int) -> Iterator[str]:
@@ -510,7 +508,7 @@ def _item_lines(item: Item, width: int) -> Iterator[str]:
     if item.original is not None:
         name, other = item.original
         yield from _wrapped(f"{_stays(name)}, {heading(other)}", indent, width)
-        shown = _side_by_side(shown, other.shown)
+        shown = side_by_side(shown, other.shown)
     if shown:
         yield from (f"{indent}{line}" for line in shown.split("\n"))
     if item.text is not None:
@@ -551,21 +549,3 @@ def _wrapped(text: str, indent: str, width: int) -> Iterator[str]:
             drop_whitespace=True,
             break_on_hyphens=False,
         ) or [""]
-
-
-def _half_blocks(picture: Image) -> Iterator[str]:
-    pixels = picture.load()
-    assert pixels is not None
-    for top in range(0, picture.height, 2):
-        cells = []
-        for left in range(picture.width):
-            upper = pixels[left, top]
-            lower = pixels[left, top + 1] if top + 1 < picture.height else None
-            background = "" if lower is None else f"\x1b[48;2;{_colour(lower)}m"
-            cells.append(f"\x1b[38;2;{_colour(upper)}m{background}{_HALF_BLOCK}")
-        yield "".join(cells) + _RESET
-
-
-def _colour(pixel: object) -> str:
-    assert isinstance(pixel, tuple)
-    return ";".join(str(int(channel)) for channel in pixel[:3])

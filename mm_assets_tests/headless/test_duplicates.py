@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 
-from mm_assets.view.report import NOTHING, gather
-from mm_assets.view.report_page import report_page
 from mm_assets_tests.cli.commands import fine
 from mm_assets_tests.headless.conftest import Project
 
@@ -106,22 +104,3 @@ def test_copies_and_what_stays_are_shown_side_by_side(project: Project) -> None:
     assert [pair.count("<img") for pair in pairs] == [2, 2]
     table = fine(project.command("preview", **settings))
     assert "dedup_documents (dedup_documents=near)" in table
-
-
-def test_the_report_shows_copies_beside_what_stays(project: Project) -> None:
-    project.shards("bc")
-    project.shard("d", LONG)
-    project.shard("e", LONG.replace("word100", "other"))
-    fine(project.run(MM_DEDUP_IMAGES="exact", MM_DEDUP_DOCUMENTS="near"))
-    found = gather(str(project.storage))
-    images, documents = found.found_copies["images"], found.found_copies["documents"]
-    assert (documents.exact, documents.near, documents.clusters) == (1, 1, 2)
-    assert documents.largest == [("b", 1), ("d", 1)]
-    assert (images.exact, images.near, images.largest) == (1, 0, [("b [1]", 1)]), "of documents that stay"
-    assert {(pair.sample_id, pair.original and pair.original.sample_id) for pair in documents.pairs} == {
-        ("c", "b"),
-        ("e", "d"),
-    }
-    assert {stage.unaccounted for stage in found.stages.values()} == {NOTHING}
-    page = report_page(found)
-    assert "1 exact, 1 near, in 2 clusters" in page and page.count('<div class="pair">') == 3
