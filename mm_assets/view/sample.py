@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from mm_assets.formats.images.headers import ImageInfo, probe
 from mm_assets.formats.images.pixels import thumbnail
 from mm_assets.formats.parquet.files import (
     checked,
+    column_chunks,
     open_parquet,
     original_schema,
     possible_groups,
@@ -215,6 +216,7 @@ def look_at(item: Item, data: memoryview, look: Look) -> None:
 
 
 _BYTES_AT_ONCE = 8 << 20
+_LANCE_ROWS = 16
 _HINTS = 3
 _IDS_FOR_HINTS = 1 << 20
 
@@ -252,6 +254,37 @@ def parquet_rows(
                     yield restore(found.select(schema.names), schema)
                 if seen > last:
                     break
+
+
+def parquet_ids(uri: str, options: StorageOptions | None = None) -> pa.ChunkedArray:
+    """Return the column ``sample_id`` of a Parquet file.
+
+    Raises:
+        ShardError: the file is damaged.
+    """
+    with closing(open_parquet(uri, uri, options, {})) as file:
+        chunks = column_chunks(uri, file, uri, "sample_id", options)
+    return pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks], pa.large_string())
+
+
+def lance_rows(uri: str, sample_id: str) -> Iterator[pa.Table]:
+    """Yield the rows of a sample in a Lance table, which its index finds if it has one.
+
+    Raises:
+        ShardError: the table is damaged.
+    """
+    from mm_assets.formats.lance.reader_writer import lance_options
+    from mm_assets.formats.lance.snapshot import ids_predicate, naming_table, opened
+    from mm_assets.formats.lance.types import from_storage, with_original_names
+
+    with naming_table(uri):
+        dataset = opened(uri, storage_options=lance_options(uri, None))
+        names = with_original_names(dataset.schema).names
+        scanner = dataset.scanner(
+            filter=ids_predicate([sample_id]), batch_size=_LANCE_ROWS, batch_readahead=1
+        )
+        for batch in scanner.to_batches():
+            yield from_storage(pa.Table.from_batches([batch])).rename_columns(names)
 
 
 def alike(ids: Iterator[pa.ChunkedArray], sample_id: str) -> list[str]:
@@ -524,14 +557,6 @@ def _item_lines(item: Item, width: int) -> Iterator[str]:
         shown, what = item.raw
         yield from _wrapped(f"raw: {what}", indent, width)
         yield from _wrapped(shown, indent + "  ", width)
-
-
-def _side_by_side(left: str, right: str) -> str:
-    """Return two pictures of half blocks as one."""
-    ours, theirs = left.split("\n"), right.split("\n")
-    width = ours[0].count(_HALF_BLOCK)
-    pairs = zip_longest(ours, theirs, fillvalue="")
-    return "\n".join(f"{one or ' ' * width}  {other}".rstrip() for one, other in pairs) if right else left
 
 
 def _is_told(name: str, score: object) -> bool:

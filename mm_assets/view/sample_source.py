@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -28,7 +28,7 @@ from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.duplicates import DEDUP, verdicts_uri
 from mm_assets.filters.texts import TextPosition
 from mm_assets.formats.names import format_of, partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile, column_chunks, open_parquet
+from mm_assets.formats.parquet.files import UnreadableFile
 from mm_assets.formats.parquet.reader_writer import DOCUMENTS, rows_of
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.registry import reader_for
@@ -47,7 +47,9 @@ from mm_assets.view.sample import (
     Mark,
     alike,
     items_of,
+    lance_rows,
     look_at,
+    parquet_ids,
     parquet_rows,
 )
 
@@ -229,7 +231,6 @@ def _order(item: ItemHistory) -> tuple[int, int, int]:
 
 
 _BYTES_AT_ONCE = 8 << 20
-_LANCE_ROWS = 16
 
 
 @dataclass
@@ -412,37 +413,6 @@ def _lost_item(loss: Loss) -> Item:
         tuple(locator_columns(loss.source_ref).values()),
         marks=[Mark.of(vars(loss), "")],
     )
-
-
-def parquet_ids(uri: str, options: StorageOptions | None = None) -> pa.ChunkedArray:
-    """Return the column ``sample_id`` of a Parquet file.
-
-    Raises:
-        ShardError: the file is damaged.
-    """
-    with closing(open_parquet(uri, uri, options, {})) as file:
-        chunks = column_chunks(uri, file, uri, "sample_id", options)
-    return pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks], pa.large_string())
-
-
-def lance_rows(uri: str, sample_id: str) -> Iterator[pa.Table]:
-    """Yield the rows of a sample in a Lance table, which its index finds if it has one.
-
-    Raises:
-        ShardError: the table is damaged.
-    """
-    from mm_assets.formats.lance.reader_writer import lance_options
-    from mm_assets.formats.lance.snapshot import ids_predicate, naming_table, opened
-    from mm_assets.formats.lance.types import from_storage, with_original_names
-
-    with naming_table(uri):
-        dataset = opened(uri, storage_options=lance_options(uri, None))
-        names = with_original_names(dataset.schema).names
-        scanner = dataset.scanner(
-            filter=ids_predicate([sample_id]), batch_size=_LANCE_ROWS, batch_readahead=1
-        )
-        for batch in scanner.to_batches():
-            yield from_storage(pa.Table.from_batches([batch])).rename_columns(names)
 
 
 _SHOWN: Final = 2000  # bytes of a text
