@@ -276,6 +276,12 @@ class SurveyStore(FolderFiles):
         """Yield the readable samples' ids of each surveyed shard, a few shards in memory at a time."""
         return self._surveys(partitions, read_sample_ids)
 
+    def partitions_with(self, sample_id: str) -> list[str]:
+        """Return the partitions whose survey has a sample, published or not."""
+        target = pa.scalar(sample_id)
+        ids = self.sample_ids(self.partitions())
+        return [partition for partition, of_shard in ids if pc.index(of_shard, target).as_py() >= 0]
+
     def partitions(self) -> list[str]:
         """Return the partitions that have a survey, sorted; their raw shards may no longer exist."""
         names = [name.removesuffix(_SUFFIX) for name in self._list("") if name.endswith(_SUFFIX)]

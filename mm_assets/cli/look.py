@@ -68,7 +68,8 @@ def run_explain(options: argparse.Namespace) -> int:
     from mm_assets.accounting.record import OUTPUTS
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
-    from mm_assets.view.sample_source import history_of, origin_of, place_of, surveyed_in
+    from mm_assets.view.sample import origin_of, place_of
+    from mm_assets.view.sample_source import history_of
 
     root = local_path(options.storage or Settings.load().storage)
     sample_id = as_utf8(options.sample_id)
@@ -76,7 +77,7 @@ def run_explain(options: argparse.Namespace) -> int:
         refuse_other_folder(root)
         shards = history_of(root, sample_id)
     if not shards:
-        raise ValueError(unknown_sample(root, sample_id, surveyed_in(root, sample_id)))
+        raise ValueError(_unknown_sample(root, sample_id))
     print(f"sample {printable(sample_id)}")
     for shard in shards:
         source = shard.locator[0]
@@ -91,9 +92,11 @@ def run_explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def unknown_sample(root: str, sample_id: str, raw_shards: Sequence[str]) -> str:
+def _unknown_sample(root: str, sample_id: str) -> str:
     """Return the line about a sample that no output and no ledger has, but maybe raw shards."""
-    if raw_shards:
+    from mm_assets.accounting.survey_store import SurveyStore
+
+    if raw_shards := SurveyStore(root).partitions_with(sample_id):
         hint = "no output of it has landed; the check raw_shards.integrity and the run's log say why"
         return f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, raw_shards))}: {hint}"
     return f"{root}: no sample {sample_id!r}, neither in an output nor in the ledger"
@@ -509,7 +512,7 @@ def run_show(options: argparse.Namespace) -> int:
 def _in_storage(options: argparse.Namespace, sample_id: str, look: Look) -> list[Document]:
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
-    from mm_assets.view.sample_source import documents_in_storage, ids_alike, surveyed_in
+    from mm_assets.view.sample_source import documents_in_storage, ids_alike
 
     if given := [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]:
         raise ValueError(f"{flag(given[0])} is about documents of others: name their data")
@@ -518,7 +521,7 @@ def _in_storage(options: argparse.Namespace, sample_id: str, look: Look) -> list
         refuse_other_folder(root)
         documents = documents_in_storage(root, sample_id, look)
         if not documents:
-            line = unknown_sample(root, sample_id, surveyed_in(root, sample_id))
+            line = _unknown_sample(root, sample_id)
             raise ValueError(line + _hint(ids_alike(root, sample_id)))
     return documents
 

@@ -58,12 +58,6 @@ class RawShardLike(Protocol):
     def version(self) -> str: ...
 
 
-class RawListing(Protocol):
-    """Interface of `RawShardIOManager.raw`: lists the current raw shards by partition key."""
-
-    def listing(self) -> Mapping[str, RawShardLike]: ...
-
-
 def observe_changes(
     context: dg.OpExecutionContext | dg.AssetExecutionContext,
     asset: dg.AssetKey,

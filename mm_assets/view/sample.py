@@ -55,6 +55,22 @@ Look = Callable[[memoryview, ImageInfo], str]
 """Rendering of an image that can be probed. Its bytes are not kept: a sample may have gigabytes of them."""
 
 
+def place_of(locator: Locator) -> str:
+    """Return member, bytes and frame of a locator in words, as far as known."""
+    _, member, offset, size, frame = locator
+    parts = [member] if member else []
+    if offset is not None:
+        parts.append(f"@{offset}" if size is None else f"@{offset}+{size}")
+    if frame is not None:
+        parts.append(f"frame {frame}")
+    return " ".join(parts)
+
+
+def origin_of(locator: Locator) -> str:
+    """Return the file of a locator, and the place in it, in words."""
+    return f"{locator[0]}: {place_of(locator)}" if locator[0] else "an unknown source"
+
+
 @dataclass(frozen=True)
 class Mark:
     """What a filter or a fault says of an item: a row of the ledger.

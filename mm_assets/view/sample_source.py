@@ -24,7 +24,6 @@ from mm_assets.accounting.formats import accounted_format, find_sample
 from mm_assets.accounting.ledger import locator_columns
 from mm_assets.accounting.lookup import in_accounts, in_lance, sample_tar
 from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, Output, statistics_folder
-from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.duplicates import DEDUP, verdicts_uri
 from mm_assets.filters.texts import TextPosition
 from mm_assets.formats.names import format_of, partition_filename
@@ -49,12 +48,12 @@ from mm_assets.view.sample import (
     items_of,
     lance_rows,
     look_at,
+    origin_of,
     parquet_ids,
     parquet_rows,
 )
 
-ABSENT = "absent"
-NOT_MADE = "not made"
+ABSENT, NOT_MADE = "absent", "not made"
 _LOCATOR = ("source", "member", "byte_offset", "byte_size", "frame_index")
 
 
@@ -180,33 +179,6 @@ def _kept(
     return kept
 
 
-def place_of(locator: Locator) -> str:
-    """Return member, bytes and frame of a locator in words, as far as known."""
-    _, member, offset, size, frame = locator
-    parts = [member] if member else []
-    if offset is not None:
-        parts.append(f"@{offset}" if size is None else f"@{offset}+{size}")
-    if frame is not None:
-        parts.append(f"frame {frame}")
-    return " ".join(parts)
-
-
-def origin_of(locator: Locator) -> str:
-    """Return the file of a locator, and the place in it, in words."""
-    return f"{locator[0]}: {place_of(locator)}" if locator[0] else "an unknown source"
-
-
-def surveyed_in(root: str, sample_id: str, options: StorageOptions | None = None) -> list[str]:
-    """Return the raw shards whose survey has a sample, published or not."""
-    surveys = SurveyStore(root, options)
-    target = pa.scalar(sample_id)
-    return [
-        partition
-        for partition, ids in surveys.sample_ids(surveys.partitions())
-        if pc.index(ids, target).as_py() >= 0
-    ]
-
-
 def _loss(row: Mapping[str, Any]) -> str:
     if row["outcome"] == "quarantined":
         return f"quarantined: {row['kind']}: {row['reason']}"
@@ -221,9 +193,8 @@ def _is_made(
     """Return whether an asset was made from a shard, even if nothing of it was left to write."""
     if partition is None:
         return True
-    return any(
-        exists(uri, options) for uri in (*ledger.uris(output.asset, partition), output.uri(root, partition))
-    )
+    uris = (*ledger.uris(output.asset, partition), output.uri(root, partition))
+    return any(exists(uri, options) for uri in uris)
 
 
 def _order(item: ItemHistory) -> tuple[int, int, int]:
