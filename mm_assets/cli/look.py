@@ -71,21 +71,18 @@ def run_explain(options: argparse.Namespace) -> int:
     from mm_assets.view.sample import origin_of, place_of
     from mm_assets.view.sample_source import history_of
 
-    root = local_path(options.storage or Settings.load().storage)
-    sample_id = as_utf8(options.sample_id)
+    root, sample_id = local_path(options.storage or Settings.load().storage), as_utf8(options.sample_id)
     with located(root):
         refuse_other_folder(root)
-        shards = history_of(root, sample_id)
-    if not shards:
-        raise ValueError(_unknown_sample(root, sample_id))
+        if not (shards := history_of(root, sample_id)):
+            raise ValueError(_unknown_sample(root, sample_id))
     print(f"sample {printable(sample_id)}")
     for shard in shards:
-        source = shard.locator[0]
-        origin = origin_of(shard.locator)
-        print(f"shard {printable(shard.partition or '(not recorded)')}, from {printable(origin)}")
+        name, origin = shard.partition or "(not recorded)", origin_of(shard.locator)
+        print(f"shard {printable(name)}, from {printable(origin)}")
         rows = [["position", "modality", "source", *(output.asset for output in OUTPUTS)]]
         for item in shard.items:
-            moved = "" if item.locator[0] == source else f"{item.locator[0]}: "
+            moved = "" if item.locator[0] == shard.locator[0] else f"{item.locator[0]}: "
             fates = [item.fates[output.asset] for output in OUTPUTS]
             rows.append([str(item.position), item.modality, moved + place_of(item.locator), *fates])
         _print_table(rows)
@@ -103,7 +100,7 @@ def _unknown_sample(root: str, sample_id: str) -> str:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         print(f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip())
