@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.formats.names import FORMAT_TABLE, format_of
+from mm_assets.formats.names import PLAN_FILE as PLAN
+from mm_assets.formats.names import format_by_suffix, format_of
 from mm_assets.formats.parquet.files import (
     checked,
     column_chunks,
@@ -44,7 +45,6 @@ from mm_assets.train.order import digest_of
 Numbers = npt.NDArray[np.int64]
 ShardUrls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-PLAN = "plan.parquet"
 _PLAN_COLUMNS = ("shard", "offset", "bytes", "split", "repeats")
 _OPEN_FILES = 64  # of one process
 _GROUP_BYTES = 256 << 20  # of row groups that one process holds
@@ -402,7 +402,7 @@ def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
     file = join(folder, PLAN)
     plan = read_small_table(file, _PLAN_COLUMNS)
     plan = plan.filter(pc.is_valid(plan.column("shard")))
-    places = list(zip(plan.column("split").to_pylist(), plan.column("shard").to_pylist(), strict=True))
+    places = plan.column("shard").to_pylist()
     order = {place: at for at, place in enumerate(dict.fromkeys(places))}
     kind, uris = _files_of(folder, list(order), file)
     of_shard = np.array([order[place] for place in places], np.int64)
@@ -428,14 +428,13 @@ def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
     return Chosen(source, chosen)
 
 
-def _files_of(folder: str, shards: Sequence[tuple[str, str]], plan: str) -> tuple[str, list[str]]:
-    """Return the format of the shards (split, name) of a plan, and their files, beside it or by split."""
-    for entry in FORMAT_TABLE:
-        for is_by_split in (False, True):
-            uris = [entry.uri(join(folder, split) if is_by_split else folder, name) for split, name in shards]
-            if uris and not entry.is_table and exists(uris[0]):
-                return entry.name, [entry.output(uri) for uri in uris]
-    raise DataError(f"{plan}: none of its shards is beside it")
+def _files_of(folder: str, files: Sequence[str], plan: str) -> tuple[str, list[str]]:
+    """Return the format of the shards of a plan, which names their main files, and where they lie."""
+    found = format_by_suffix(files[0]) if files else None
+    uris = [join(folder, file) for file in files]
+    if found is None or not exists(uris[0]):
+        raise DataError(f"{plan}: none of its shards is beside it")
+    return found.name, [found.output(uri) for uri in uris]
 
 
 def _by_shard(source: Source, rows: Numbers, file: str) -> list[Numbers]:

@@ -17,6 +17,7 @@ from hypothesis import given, reject, settings
 from PIL import Image
 
 from mm_assets.demo import make_shards
+from mm_assets.formats.names import format_of
 from mm_assets.model.errors import DataError, MmAssetsError
 from mm_assets.model.samples import document_of, sample_offsets
 from mm_assets.train import InterleavedDataset
@@ -187,7 +188,8 @@ def planned(storage: Path, kind: str) -> Path:
         for number, (start, stop) in enumerate(pairwise(offsets)):
             split = "validation" if partition == 2 else "train"
             repeats = number if partition == 0 else 1
-            rows.append((f"s{partition}{number}", f"p{partition}", start, stop - start, split, repeats))
+            file = f"p{partition}{format_of(kind).written}"
+            rows.append((f"s{partition}{number}", file, start, stop - start, split, repeats))
     rows.append(("dropped", None, None, None, "train", 0))
     write_plan(folder, rows)
     for index in folder.glob("*.idx"):
@@ -209,7 +211,7 @@ def test_a_plan_tells_splits_and_repeats(kind: str, storage: Path) -> None:
 
 def test_a_plan_of_other_data_is_refused(storage: Path) -> None:
     folder = storage / "parquet"
-    write_plan(folder, [("s00", "p0", 0, 0, "train", 1)])
+    write_plan(folder, [("s00", "p0.parquet", 0, 0, "train", 1)])
     with pytest.raises(DataError, match=r"plan\.parquet: a plan of 1 samples, and there are 5"):
         InterleavedDataset(folder)
 
