@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,18 @@ def test_on_s3_a_large_file_in_parts_is_read_back(storage: Path, s3: S3Server, t
         assert "1 copied, all equal (1 read back)" in again.stdout, again.stderr
     finally:
         large.unlink()
+
+
+@pytest.mark.clients
+def test_the_report_on_a_storage_on_s3_is_that_on_a_folder(storage: Path, s3: S3Server) -> None:
+    bucket = s3.new_bucket()
+    s3.filesystem().put(str(storage), f"{bucket}/st", recursive=True)
+    done = run("report", "--storage", f"s3://{bucket}/st", **s3.env)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"s3://{bucket}/st/report/index.html")
+    there = s3.filesystem().cat_file(f"{bucket}/st/report/index.html").decode()
+    here = run("report", "--storage", storage, "--output", "-").stdout
+    minute = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC")
+    assert minute.sub("", there) == minute.sub("", here)
 
 
 @pytest.mark.clients
