@@ -251,8 +251,9 @@ def _shard_counts(split: Ints, repeats: Ints, nbytes: Ints, recipe: Recipe) -> l
 def _shards(nbytes: Ints, shards: int, is_ordered: bool) -> Ints:
     """Return the shard of each sample, so that shards are equal in bytes.
 
-    Of ordered samples each shard has a stretch. Else the largest sample that is left goes to the smallest
-    shard: then shards differ by less than the smallest samples have.
+    Of ordered samples each shard has a stretch. Else the next sample goes to the smallest shard, large ones
+    first, in classes of which each has samples up to twice as large as the one after it. Inside of a class
+    the order decides: which samples come together is left to chance.
     """
     if is_ordered:
         middles = np.cumsum(nbytes) - nbytes / 2
@@ -260,7 +261,7 @@ def _shards(nbytes: Ints, shards: int, is_ordered: bool) -> Ints:
         return np.unique(stretches, return_inverse=True)[1].astype(np.int64)  # one may have got none
     found = np.empty(len(nbytes), np.int64)
     sizes = [(0, shard) for shard in range(shards)]
-    for row in np.argsort(-nbytes, kind="stable").tolist():
+    for row in np.argsort(-np.floor(np.log2(nbytes)), kind="stable").tolist():
         size, shard = sizes[0]
         found[row] = shard
         heapq.heapreplace(sizes, (size + int(nbytes[row]), shard))

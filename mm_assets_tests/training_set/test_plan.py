@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 import pyarrow as pa
@@ -70,6 +71,20 @@ def test_shards_are_equal_in_bytes() -> None:
     per_shard = plan.group_by("shard").aggregate([("bytes", "sum")]).column("bytes_sum").to_pylist()
     assert len(per_shard) == 7 and sum(per_shard) == sum(sizes)
     assert max(per_shard) - min(per_shard) < 0.01 * max(per_shard)
+
+
+def test_the_seed_decides_which_samples_of_one_shard_stay_together() -> None:
+    sizes = [1024 + 512 * number for number in range(400)]  # all different
+    shards = [
+        by_id(plan_of(Recipe(shards=4, seed=seed), sample_id=ids(400), bytes=sizes), "shard")
+        for seed in (1, 2)
+    ]
+    pairs = list(combinations(ids(400), 2))
+    together, in_both = (
+        sum(all(place[one] == place[other] for place in places) for one, other in pairs)
+        for places in (shards[:1], shards)
+    )
+    assert 0.2 < in_both / together < 0.3  # by chance: one of four
 
 
 def test_the_number_of_shards_is_that_asked_for_and_each_split_has_one() -> None:
