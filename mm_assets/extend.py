@@ -6,8 +6,8 @@ Everything else inside `mm_assets` may move between releases; `mm_assets` and th
 from __future__ import annotations
 
 from mm_assets.accounting.canonical import AccountedFormat, CanonicalLocation, RowPart
-from mm_assets.filters.chain import SampleFilter, ScoreFilter
-from mm_assets.filters.filter import FilterSettingError, maximum, minimum, setting
+from mm_assets.filters.chain import ScoreFilter
+from mm_assets.filters.filter import FilterSettingError, SampleFilter, maximum, minimum, setting
 from mm_assets.filters.measure import ImageContent, ImageMeasure, SampleMeasure
 from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.filters.scores import ImageScore, SampleScore

@@ -46,7 +46,6 @@ from mm_assets.formats.parquet.files import publish_table, read_small_table
 from mm_assets.model.errors import counted
 from mm_assets.storage.files import join
 from mm_assets.view.preview_scores import IMAGES, SAMPLES, StoredScores
-from mm_assets.view.preview_study import decide
 from mm_assets.view.statistics import require_scores
 
 _AHEAD: Final = 8  # shards that are read while others are looked at
@@ -232,8 +231,8 @@ class _Refused:
         of_images = [*names_of(measures.images), *([DECODE_ERROR] if decoding(measures.images) else [])]
         columns = sorted({name for judge in filters for name in judge.columns()})
         shard = stored.read(file_name, of_images, names_of(measures.samples), columns=columns)
-        refusals = decide(FilterChain.of(filters), shard).refusals
-        rows = shard.row_keys.at(list(refusals))
+        chain = FilterChain.of(filters)
+        rows = shard.row_keys.at(np.flatnonzero(shard.verdicts(chain).dropped(chain)).tolist())
         images = {(row["sample_id"], row["position"]) for row in rows if row["modality"] == "image"}
         samples = {row["sample_id"] for row in rows if row["modality"] == "metadata"}
         return cls(frozenset(images), frozenset(samples))

@@ -1,11 +1,10 @@
 """Filter chain: all filters of a shard as one step, and the base classes of filters.
 
-`FilterChain` measures images once, then judges images, texts and samples. The judgement itself (`decide`)
-needs scores alone: it says what several filters make of the items and samples of a table.
+`FilterChain` measures images once, then judges images, texts and samples. The judgement itself (`Verdicts`)
+needs scores alone: it says what several filters make of the items and samples of a table, and asks each once.
 
 `ScoreFilter` is the base class of filters that judge images by their scores: a filter adds a name, settings
-and a verdict. `TextFilter` is that of filters that judge texts, `SampleFilter` that of filters that judge
-whole samples.
+and a verdict.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from functools import cache, cached_property
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, S
+from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, S, TextFilter
+from mm_assets.filters.judged import Judged, JudgedTexts, LeftSamples, Rows
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.scores import (
@@ -30,12 +31,14 @@ from mm_assets.filters.scores import (
     score_rows,
     score_samples,
 )
-from mm_assets.filters.texts import ALWAYS, TEXT, TextScore
+from mm_assets.filters.texts import TextScore
 from mm_assets.formats.parquet.files import UnreadableFile
 from mm_assets.model.errors import warn_user
 from mm_assets.model.losses import Loss, with_errors
 from mm_assets.model.nested_types import compact, take_rows
 from mm_assets.model.samples import ROWS_CHANGED, InterleavedBatch, StepResult
+
+Mask = npt.NDArray[np.bool_]
 
 _KEY_COLUMNS = ("sample_id", "position", "modality", "materialize_error", "source_ref")
 
@@ -101,8 +104,10 @@ class RowKeys:
         return [self._rows[row] for row in rows]
 
     @cached_property
-    def _is_image(self) -> Sequence[bool]:
-        return [row["modality"] == "image" and row["materialize_error"] is None for row in self._rows]
+    def is_image(self) -> Mask:
+        """Whether each row is an image without an error."""
+        rows = (row["modality"] == "image" and row["materialize_error"] is None for row in self._rows)
+        return np.fromiter(rows, bool, len(self._rows))
 
     @cached_property
     def samples(self) -> Collection[list[int]]:
@@ -112,9 +117,13 @@ class RowKeys:
             samples.setdefault(row_key["sample_id"], []).append(row)
         return samples.values()
 
-    def images_among(self, rows: Iterable[int]) -> int:
-        """Return how many of some rows are images without an error."""
-        return sum(map(self._is_image.__getitem__, rows))
+    @cached_property
+    def owners(self) -> Rows:
+        """The number of each row's sample, in the order of `samples`."""
+        owners = np.zeros(len(self._rows), np.int64)
+        for number, rows in enumerate(self.samples):
+            owners[rows] = number
+        return owners
 
     @cached_property
     def _rows(self) -> Sequence[Mapping[str, Any]]:
@@ -146,7 +155,27 @@ class ItemRefusals:
         self.scores = scores
         self._find_texts = find_texts
         self._columns = columns
-        self._known: dict[int, tuple[Filter[Any], Mapping[int, Refusal]]] = {}
+        self._known: dict[int, tuple[Filter[Any], Reasons]] = {}
+
+    @cached_property
+    def judged_images(self) -> Judged[ImageScore]:
+        """The same scores of the images in columns."""
+        return Judged(list(self.scores.values()))
+
+    @cached_property
+    def judged_texts(self) -> Judged[TextScore]:
+        """Those of the texts in columns."""
+        return JudgedTexts(list(self.texts.values()))
+
+    @cached_property
+    def image_rows(self) -> Rows:
+        """The rows of the images."""
+        return np.fromiter(self.scores, np.int64, len(self.scores))
+
+    @cached_property
+    def text_rows(self) -> Rows:
+        """The rows of the texts."""
+        return np.fromiter(self.texts, np.int64, len(self.texts))
 
     @cached_property
     def texts(self) -> Mapping[int, TextScore]:
@@ -155,61 +184,202 @@ class ItemRefusals:
 
     def of(self, judge: Filter[Any]) -> Mapping[int, Refusal]:
         """Return the refusals of one filter, by row in the order of the rows."""
+        return _refusals(judge, self.refused(judge), self._of_kind(judge)[1])
+
+    def refused(self, judge: Filter[Any]) -> Reasons:
+        """Return which rows a filter refuses, and why."""
         if id(judge) not in self._known:
-            scores: Mapping[int, Any] = self.texts if isinstance(judge, TextFilter) else self.scores
-            refused = _refusals(judge, scores, self._columns_of)
-            self._known[id(judge)] = judge, refused  # with the filter, so that no other gets its id
+            rows, judged = self._of_kind(judge)
+            # With the filter, so that no other gets its id.
+            self._known[id(judge)] = judge, Reasons.of(judge, rows, judged, self._columns_of)
         return self._known[id(judge)][1]
+
+    def _of_kind(self, judge: Filter[Any]) -> tuple[Rows, Judged[Any]]:
+        if isinstance(judge, TextFilter):
+            return self.text_rows, self.judged_texts
+        return self.image_rows, self.judged_images
 
     def _columns_of(self, rows: Sequence[int], names: Sequence[str]) -> pa.Table:
         assert self._columns is not None, "a filter looks at columns"
         return self._columns.of_items(rows, names)
 
 
-def _refusals(
-    judge: Filter[S], scores: Mapping[int, S], columns: Callable[[Sequence[int], Sequence[str]], pa.Table]
-) -> dict[int, Refusal]:
-    """Return what one filter has to say against scores, by their numbers; ``columns`` returns theirs."""
-    judged = list(scores.values())
-    if judged and (names := judge.columns()):
-        reasons = judge.judged(judged, columns(list(scores), names))
-    else:
-        reasons = judge.verdicts(judged)
-    refused = {number: reason for number, reason in zip(scores, reasons, strict=True) if reason is not None}
-    values = judge.numbers([scores[number] for number in refused])
+@dataclass(frozen=True)
+class Reasons:
+    """What one filter refuses.
+
+    Args:
+        at: the numbers of what is refused, among all that was judged.
+        rows: its rows.
+        reasons: why.
+    """
+
+    at: Rows
+    rows: Rows
+    reasons: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        judge: Filter[S],
+        rows: Rows,
+        judged: Judged[S],
+        columns: Callable[[Sequence[int], Sequence[str]], pa.Table],
+    ) -> Self:
+        """Return what a filter has against scores, by their rows; ``columns`` returns columns of some."""
+        if judged and (names := judge.columns()):
+            reasons = judge.judged(judged, columns(rows.tolist(), names))
+        else:
+            reasons = judge.verdicts(judged)
+        found = [at for at, reason in enumerate(reasons) if reason is not None]
+        at = np.array(found, np.int64)
+        return cls(at, rows[at], [reason for reason in reasons if reason is not None])
+
+
+def _refusals(judge: Filter[S], refused: Reasons, judged: Judged[S]) -> dict[int, Refusal]:
+    values = judge.numbers(judged.some(refused.at))
     return {
-        number: Refusal(judge, reason, value)
-        for (number, reason), value in zip(refused.items(), values, strict=True)
+        row: Refusal(judge, reason, value)
+        for row, reason, value in zip(refused.rows.tolist(), refused.reasons, values, strict=True)
     }
 
 
-def decide(
-    images: Sequence[Filter[ImageScore]],
-    samples: Sequence[Filter[Any]],
-    row_keys: RowKeys,
-    item_refusals: ItemRefusals,
-    sample_scores: Callable[[], SampleScores],
-) -> Decisions:
-    """Return what filters decide, by the rules of `FilterChain`.
+class Verdicts:
+    """What filters make of the rows of a table; each is asked once about the same scores.
 
     Args:
-        images: filters of images, in order.
-        samples: filters of texts and of samples, in order.
         row_keys: all rows.
         item_refusals: what filters of images and texts say.
-        sample_scores: returns those of the samples; called only if there are filters of samples.
+        sample_scores: returns the scores of the samples; called only if there are filters of samples.
     """
-    texts = [judge for judge in samples if isinstance(judge, TextFilter)]
-    samples = [judge for judge in samples if not isinstance(judge, TextFilter)]
-    refusals, flags = _decide_items([*images, *texts], item_refusals)
-    if any(refusal.filter.action == DROP_SAMPLE for refusal in refusals.values()):
-        refusals |= _lost_with_samples(row_keys, refusals)
-    if samples:
-        left_texts = item_refusals.texts if texts else None
-        more, sample_flags = _decide_samples(samples, row_keys, refusals, sample_scores(), left_texts)
-        refusals |= more
-        flags += sample_flags
-    return Decisions(refusals, [(row, refusal) for row, refusal in flags if row not in refusals])
+
+    def __init__(
+        self, row_keys: RowKeys, item_refusals: ItemRefusals, sample_scores: Callable[[], SampleScores]
+    ) -> None:
+        self._row_keys = row_keys
+        self._item_refusals = item_refusals
+        self._sample_scores = cache(sample_scores)
+        self._lost: dict[Any, Mask] = {}
+        self._left: dict[Any, _Left] = {}
+        self._refused: dict[Any, Reasons] = {}
+
+    def dropped(self, chain: FilterChain) -> Mask:
+        """Return which rows a chain drops, by its rules."""
+        items, samples = chain.of_items, chain.of_samples
+        lost = self._lost_with(items)
+        refused = [self._refused_by(judge, items).rows for judge in samples if judge.action != FLAG]
+        if not any(map(len, refused)):
+            return lost
+        is_refused = np.zeros(len(self._row_keys.samples), bool)
+        is_refused[self._left_by(items).numbers[np.concatenate(refused)]] = True
+        return lost | is_refused[self._row_keys.owners]
+
+    def decide(self, chain: FilterChain) -> Decisions:
+        """Return what drops or flags each row that a chain has something against."""
+        items, samples = chain.of_items, chain.of_samples
+        refusals, flags = _decide_items(items, self._item_refusals)
+        if any(refusal.filter.action == DROP_SAMPLE for refusal in refusals.values()):
+            refusals |= _lost_with_samples(self._row_keys, refusals)
+        for judge in sorted(samples, key=lambda judge: judge.action == FLAG):
+            left = self._left_by(items)
+            refused = self._refused_by(judge, items)
+            for number, refusal in _refusals(judge, refused, left.scores).items():
+                first, *others = left.rows[number]
+                if judge.action == FLAG:
+                    flags.append((first, refusal))
+                elif first not in refusals:
+                    refusals[first] = refusal
+                    refusals |= dict.fromkeys(others, refusal._replace(is_cause=False))
+        return Decisions(refusals, [(row, refusal) for row, refusal in flags if row not in refusals])
+
+    def _lost_with(self, items: Sequence[Filter[Any]]) -> Mask:
+        """Return which rows filters of items drop."""
+        key = tuple(id(judge) for judge in items if judge.action != FLAG)
+        if key not in self._lost:
+            owners = self._row_keys.owners
+            lost = np.zeros(len(owners), bool)
+            for judge in (judge for judge in items if judge.action != FLAG):
+                rows = self._item_refusals.refused(judge).rows
+                lost[rows] = True
+                if judge.action == DROP_SAMPLE:
+                    lost |= np.isin(owners, owners[rows])
+            self._lost[key] = lost
+        return self._lost[key]
+
+    def _left_by(self, items: Sequence[Filter[Any]]) -> _Left:
+        """Return what filters of items leave."""
+        has_texts = any(isinstance(judge, TextFilter) for judge in items)
+        key = (has_texts, *(id(judge) for judge in items if judge.action != FLAG))
+        if key not in self._left:
+            lost = self._lost_with(items)
+            self._left[key] = _Left.of(
+                self._row_keys, lost, self._whole, self._item_refusals if has_texts else None
+            )
+        return self._left[key]
+
+    def _refused_by(self, judge: Filter[Any], items: Sequence[Filter[Any]]) -> Reasons:
+        """Return which of the samples that are left a filter refuses, by their numbers there."""
+        left = self._left_by(items)
+        key = id(judge), id(left)
+        if key not in self._refused:
+            numbers = np.arange(len(left.numbers))
+            self._refused[key] = Reasons.of(judge, numbers, left.scores, self._columns_of(left))
+        return self._refused[key]
+
+    def _columns_of(self, left: _Left) -> Callable[[Sequence[int], Sequence[str]], pa.Table]:
+        def columns(numbers: Sequence[int], names: Sequence[str]) -> pa.Table:
+            assert self._row_keys.columns is not None, "a filter looks at columns"
+            return self._row_keys.columns.of_samples([left.ids[number] for number in numbers], names)
+
+        return columns
+
+    @cached_property
+    def _whole(self) -> _Whole:
+        return _Whole(self._row_keys, self._sample_scores())
+
+
+class _Whole(Judged[SampleScore]):
+    """The scores of all samples of a table, each looked for when it is asked for."""
+
+    def __init__(self, row_keys: RowKeys, known: SampleScores) -> None:
+        self.ids = [str(row_keys[rows[0]]["sample_id"]) for rows in row_keys.samples]
+        super().__init__([known.of(sample_id) for sample_id in self.ids])
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The samples of which filters of items leave anything.
+
+    Args:
+        numbers: each by its number among all.
+    """
+
+    numbers: Rows
+    ids: Sequence[str]
+    scores: LeftSamples
+    _left: Mask
+    _owners: Rows
+
+    @classmethod
+    def of(cls, row_keys: RowKeys, lost: Mask, whole: _Whole, texts: ItemRefusals | None) -> Self:
+        owners, count = row_keys.owners, len(whole)
+        numbers = np.flatnonzero(np.bincount(owners[~lost], minlength=count))
+        images = np.bincount(owners[row_keys.is_image & ~lost], minlength=count)[numbers]
+        places = of_texts = np.zeros(0, np.int64)
+        if texts is not None:
+            places = np.flatnonzero(~lost[texts.text_rows])
+            of_texts = np.searchsorted(numbers, owners[texts.text_rows[places]])
+        judged = None if texts is None else texts.judged_texts
+        scores = LeftSamples(whole, numbers, images, judged, of_texts, places)
+        return cls(numbers, [whole.ids[number] for number in numbers], scores, ~lost, owners)
+
+    @cached_property
+    def rows(self) -> Sequence[list[int]]:
+        """The rows that are left of each."""
+        rows = np.flatnonzero(self._left)
+        rows = rows[np.argsort(self._owners[rows], kind="stable")]
+        ends = np.flatnonzero(np.diff(self._owners[rows])) + 1
+        return [part.tolist() for part in np.split(rows, ends)]
 
 
 def _decide_items(
@@ -238,72 +408,6 @@ def _lost_with_samples(row_keys: RowKeys, refusals: Mapping[int, Refusal]) -> di
             beside = first._replace(reason=f"{one} of its sample: {first.reason}", is_cause=False)
             lost |= dict.fromkeys(rows, beside) | {row: refusals[row] for row in causes}
     return lost
-
-
-def _decide_samples(
-    filters: Sequence[Filter[SampleScore]],
-    row_keys: RowKeys,
-    lost: Mapping[int, Refusal],
-    known: SampleScores,
-    texts: Mapping[int, TextScore] | None,
-) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
-    """Return the refusals of all rows of refused samples, by row, and the flags of samples that stay.
-
-    Args:
-        lost: rows that filters of items drop.
-        texts: the scores of all texts, by row; None where no filter of texts drops any.
-    """
-    samples = [left for rows in row_keys.samples if (left := [row for row in rows if row not in lost])]
-    scores = [
-        known.of(str(row_keys[rows[0]]["sample_id"])).left(
-            row_keys.images_among(rows),
-            None if texts is None else [texts[row].index for row in rows if row in texts],
-        )
-        for rows in samples
-    ]
-
-    def columns(numbers: Sequence[int], names: Sequence[str]) -> pa.Table:
-        assert row_keys.columns is not None, "a filter looks at columns"
-        ids = [row_keys[samples[number][0]]["sample_id"] for number in numbers]
-        return row_keys.columns.of_samples(ids, names)
-
-    refusals: dict[int, Refusal] = {}
-    flags: list[tuple[int, Refusal]] = []
-    for judge in sorted(filters, key=lambda judge: judge.action == FLAG):
-        open_ = {n: scores[n] for n, rows in enumerate(samples) if rows[0] not in refusals}
-        for index, refusal in _refusals(judge, open_, columns).items():
-            first, *others = samples[index]
-            if judge.action == FLAG:
-                flags.append((first, refusal))
-            else:
-                refusals[first] = refusal
-                refusals |= dict.fromkeys(others, refusal._replace(is_cause=False))
-    return refusals, flags
-
-
-@dataclass(frozen=True)
-class SampleFilter(Filter[SampleScore]):
-    """Refuses the samples for which `verdict` returns a reason.
-
-    Images and texts of a sample are counted as the filters of items have left them.
-    """
-
-    actions = (DROP_SAMPLE, FLAG)
-    kinds = (SampleScore,)
-
-
-@dataclass(frozen=True)
-class TextFilter(Filter[TextScore]):
-    """Refuses the text rows for which `verdict` returns a reason.
-
-    Where they are dropped, nothing else changes: positions keep their gaps, samples without texts stay.
-    """
-
-    actions = (DROP_ITEM, DROP_SAMPLE, FLAG)
-    kinds = (TextScore,)
-
-    def needs(self) -> tuple[str, ...]:
-        return (*ALWAYS, *(TEXT + name for name in self.scores))
 
 
 def text_scores(table: pa.Table, samples: SampleScores) -> dict[int, TextScore]:
@@ -381,6 +485,16 @@ class FilterChain:
             measures.images,
             measures.samples,
         )
+
+    @cached_property
+    def of_items(self) -> tuple[Filter[Any], ...]:
+        """The filters of images and texts, in order."""
+        return (*self.images, *(judge for judge in self.samples if isinstance(judge, TextFilter)))
+
+    @cached_property
+    def of_samples(self) -> tuple[Filter[Any], ...]:
+        """The filters of samples, in order."""
+        return tuple(judge for judge in self.samples if not isinstance(judge, TextFilter))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -463,8 +577,8 @@ class FilterChain:
     def decide(
         self, row_keys: RowKeys, item_refusals: ItemRefusals, sample_scores: Callable[[], SampleScores]
     ) -> Decisions:
-        """Return what these filters decide, see `decide`."""
-        return decide(self.images, self.samples, row_keys, item_refusals, sample_scores)
+        """Return what these filters decide."""
+        return Verdicts(row_keys, item_refusals, sample_scores).decide(self)
 
     def _image_scores(self, batch: InterleavedBatch) -> tuple[dict[int, ImageScore], dict[int, str]]:
         """Return the scores of the images that can be judged, by row, and the errors of the others."""

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.chain import SampleFilter, ScoreFilter, TextFilter
+from mm_assets.filters.chain import ScoreFilter
 from mm_assets.filters.filter import (
     OF_IMAGES,
     OF_SAMPLES,
@@ -28,9 +28,12 @@ from mm_assets.filters.filter import (
     Filter,
     FilterSettingError,
     S,
+    SampleFilter,
+    TextFilter,
     setting,
     spelled,
 )
+from mm_assets.filters.judged import looked_up
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
@@ -445,7 +448,7 @@ class Condition(Filter[S]):
                 values = pa.nulls(len(scores), self._type_of_absent(name))
                 table = table.set_column(table.column_names.index(column), column, values)
         for name in self._names:
-            table = table.append_column(name, pa.array([score.get(name) for score in scores]))
+            table = table.append_column(name, pa.array(looked_up(scores, name)))
         try:
             for statistic in self._statistics:
                 table = table.append_column(statistic, self._statistic(statistic, table))

@@ -23,8 +23,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from mm_assets.filters.chain import ScoreFilter, TextFilter
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, FilterSettingError, S, setting
+from mm_assets.filters.chain import ScoreFilter
+from mm_assets.filters.filter import (
+    DROP_ITEM,
+    DROP_SAMPLE,
+    FLAG,
+    Filter,
+    FilterSettingError,
+    S,
+    TextFilter,
+    setting,
+)
 from mm_assets.filters.minhash import shingles, words_of
 from mm_assets.filters.scores import score_rows
 from mm_assets.formats.names import format_of

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Final, Self
 import pyarrow as pa
 import xxhash
 
-from mm_assets.filters.chain import SampleFilter, ScoreFilter
-from mm_assets.filters.filter import Filter, FilterSettingError, S, setting
+from mm_assets.filters.chain import ScoreFilter
+from mm_assets.filters.filter import Filter, FilterSettingError, S, SampleFilter, setting
 from mm_assets.filters.id_list import SortedIds, sorted_by_hash
 from mm_assets.filters.measure import digest_of_scores
 from mm_assets.formats.names import partition_filename

@@ -1,6 +1,7 @@
 """Base class of all filters: a name, settings, an action, and a verdict on scores.
 
 * Settings are fields of a filter that users set in the graph, on the command line and in the UI: `setting`.
+* `TextFilter` and `SampleFilter` are the base classes of filters of texts, and of whole samples.
 * `Bounds` has the verdict of filters that are nothing but bounds of one score.
 * `RowColumns`: columns that a filter looks at beside scores. An image or text has the value of its own row;
   where that is null, the one of its sample's metadata row. A sample has that of its metadata row.
@@ -16,10 +17,15 @@ from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.filters.judged import Judged, looked_up
 from mm_assets.filters.measure import Score
+from mm_assets.filters.scores import SampleScore
+from mm_assets.filters.texts import ALWAYS, TEXT, TextScore
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.model.nested_types import filled_column
 from mm_assets.model.schema import RESERVED_COLUMNS
@@ -300,13 +306,62 @@ class Bounds(Filter[S]):
         return value
 
     def verdict(self, score: S) -> str | None:
-        value: Any = self.measure(score)
+        return self.verdicts([score])[0]
+
+    def verdicts(self, scores: Sequence[S]) -> Sequence[str | None]:
+        with self._naming():
+            values = scores.numbers(self.of) if isinstance(scores, Judged) else None
+            return (
+                list(map(self._reason, looked_up(scores, self.of)))
+                if values is None
+                else self._reasons(values)
+            )
+
+    def numbers(self, scores: Sequence[S]) -> Sequence[float | None]:
+        with self._naming():
+            return [None if value is None else float(value) for value in looked_up(scores, self.of)]
+
+    def _reason(self, value: Any) -> str | None:
         least, most = getattr(self, "least", 0), getattr(self, "most", None)
         if value is None or value != value:
             return f"it has no {self.of}" if least > 0 else None
         if not value >= least:
             return f"less than {self.settings()['least'].name}"
         return f"more than {self.settings()['most'].name}" if most is not None and value > most else None
+
+    def _reasons(self, values: npt.NDArray[np.float64]) -> Sequence[str | None]:
+        """Return the same of many values; NaN is none."""
+        least, most = getattr(self, "least", 0), getattr(self, "most", math.inf)
+        reasons = np.full(len(values), None, object)
+        for is_hit in (values > most, values < least, np.isnan(values)):
+            if is_hit.any():
+                reasons[is_hit] = self._reason(values[is_hit.argmax()])
+        return list(reasons.tolist())
+
+
+@dataclass(frozen=True)
+class SampleFilter(Filter[SampleScore]):
+    """Refuses the samples for which `verdict` returns a reason.
+
+    Images and texts of a sample are counted as the filters of items have left them.
+    """
+
+    actions = (DROP_SAMPLE, FLAG)
+    kinds = (SampleScore,)
+
+
+@dataclass(frozen=True)
+class TextFilter(Filter[TextScore]):
+    """Refuses the text rows for which `verdict` returns a reason.
+
+    Where they are dropped, nothing else changes: positions keep their gaps, samples without texts stay.
+    """
+
+    actions = (DROP_ITEM, DROP_SAMPLE, FLAG)
+    kinds = (TextScore,)
+
+    def needs(self) -> tuple[str, ...]:
+        return (*ALWAYS, *(TEXT + name for name in self.scores))
 
 
 KEYS: Final = ("sample_id", "position", "modality")

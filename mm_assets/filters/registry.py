@@ -18,7 +18,7 @@ from dataclasses import dataclass, make_dataclass
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from mm_assets.filters.chain import FilterChain, SampleFilter, ScoreFilter, TextFilter
+from mm_assets.filters.chain import FilterChain, ScoreFilter
 from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
 from mm_assets.filters.contamination import ContaminatedImages, ContaminatedTexts
 from mm_assets.filters.duplicates import DuplicateDocuments, DuplicateImages
@@ -28,11 +28,14 @@ from mm_assets.filters.filter import (
     FilterSetting,
     FilterSettingError,
     S,
+    SampleFilter,
+    TextFilter,
     maximum,
     minimum,
     setting,
 )
 from mm_assets.filters.id_list import DropIds, KeepIds
+from mm_assets.filters.judged import looked_up
 from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextScore
@@ -152,17 +155,27 @@ class Languages(Filter[S]):
             raise ValueError(f"{names['least']} is at most 1, not {self.least:g}")
 
     def verdict(self, score: S) -> str | None:
-        language = score.get(_LANGUAGE)
+        return self.verdicts([score])[0]
+
+    def verdicts(self, scores: Sequence[S]) -> Sequence[str | None]:
+        with self._naming():
+            return list(map(self._reason, *(looked_up(scores, name) for name in self.scores)))
+
+    def _reason(self, language: str | None, probability: Any) -> str | None:
         if language is None:
             return "of no language that could be told"
         if self.languages and language not in self.languages:
             return "of another language"
-        is_sure = score.get(_PROBABILITY) >= self.least
-        return None if is_sure else f"less than {self.settings()['least'].name}"
+        return None if probability >= self.least else f"less than {self.settings()['least'].name}"
 
     def measure(self, score: S) -> float | None:
         value: float | None = score.get(_PROBABILITY)
         return value
+
+    def numbers(self, scores: Sequence[S]) -> Sequence[float | None]:
+        with self._naming():
+            found = looked_up(scores, _PROBABILITY)
+            return [None if value is None else float(value) for value in found]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from mm_assets.accounting.record import CURATED
-from mm_assets.filters.chain import TextFilter
-from mm_assets.filters.filter import FLAG, Filter
+from mm_assets.filters.filter import FLAG, Filter, TextFilter
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.scores import SampleScore
 from mm_assets.model.errors import counted

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -33,14 +34,16 @@ from mm_assets.accounting.record import (
     digest_files,
     recorded_files,
 )
-from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys
+from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys, Verdicts
 from mm_assets.filters.filter import KEYS, Filter, RowColumns, spelled
 from mm_assets.filters.id_list import IdFilter, Marks
-from mm_assets.filters.measure import DECODE_ERROR, is_measured, missing_measures
+from mm_assets.filters.judged import Judged, Rows
+from mm_assets.filters.measure import DECODE_ERROR, Score, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.scores import (
     ImageScore,
     ImageScores,
+    SampleScore,
     SampleScores,
     image_views,
 )
@@ -91,6 +94,39 @@ class ScoredShard:
         """The scores of the images without an error, by row."""
         return self.item_refusals.scores
 
+    @cached_property
+    def judged_samples(self) -> Judged[SampleScore]:
+        """The scores of the samples in columns."""
+        return Judged([score for _, score in self.samples])
+
+    @property
+    def rows_of_samples(self) -> Rows:
+        """The rows that are samples."""
+        return np.arange(self.images, self.images + self.sample_rows)
+
+    def judged(self) -> dict[type[Score], Judged[Any]]:
+        """Return the scores that filters judge, by their kind."""
+        items = self.item_refusals
+        return {
+            ImageScore: items.judged_images,
+            SampleScore: self.judged_samples,
+            TextScore: items.judged_texts,
+        }
+
+    def verdicts(self, chain: FilterChain) -> Verdicts:
+        """Return what tells what filters decide about the rows."""
+        return self._verdicts if chain.images else self._verdicts_unscored
+
+    @cached_property
+    def _verdicts(self) -> Verdicts:
+        return Verdicts(self.row_keys, self.item_refusals, lambda: self.samples)
+
+    @cached_property
+    def _verdicts_unscored(self) -> Verdicts:
+        if self.unscored_row_keys is self.row_keys:
+            return self._verdicts
+        return Verdicts(self.unscored_row_keys, self.item_refusals, lambda: self.samples)
+
     def mark(self, judge: IdFilter, marks: dict[str, Marks]) -> None:
         """Note which rows of the lists of a filter name something of this shard."""
         images = ((key["sample_id"], key["position"]) for key in self.row_keys.at(range(self.images)))
@@ -138,10 +174,11 @@ class ScoredShard:
             beside = _columns_of(curated, rows)
         elif columns:
             beside = RowColumns(pa.Table.from_pylist(rows))
+        row_keys, unscored = RowKeys(rows, beside), _without_errors_of_measures(rows, samples)
         return cls(
             file_name,
-            RowKeys(rows, beside),
-            RowKeys(_without_errors_of_measures(rows, samples), beside),
+            row_keys,
+            row_keys if unscored is rows else RowKeys(unscored, beside),
             ItemRefusals(scores, lambda: texts, beside),
             samples,
             np.array(items, np.int64),

@@ -14,7 +14,8 @@ import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
-from operator import add, itemgetter, sub
+from functools import cache, cached_property
+from operator import add, sub
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -22,14 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.accounting.record import CURATED, statistics_folder
-from mm_assets.filters.chain import Decisions, FilterChain, TextFilter
+from mm_assets.filters.chain import FilterChain, Mask
 from mm_assets.filters.duplicates import DuplicateFilter
-from mm_assets.filters.filter import KEYS, Filter
+from mm_assets.filters.filter import FLAG, KEYS, Filter, TextFilter
 from mm_assets.filters.id_list import IdFilter, Marks
-from mm_assets.filters.measure import DECODE_ERROR, decoding
+from mm_assets.filters.judged import Judged
+from mm_assets.filters.measure import DECODE_ERROR, Score, decoding
 from mm_assets.filters.measures import names_of
 from mm_assets.filters.registry import measures_for, opened
-from mm_assets.filters.scores import SampleScore
+from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.formats.names import partition_filename
@@ -97,25 +99,26 @@ class WhatIf:
         self._alone = [FilterChain.of([judge]) for judge in self.filters]
         self._others = [FilterChain.of(f for f in self.filters if f is not judge) for judge in self.filters]
 
-    def add(self, shard: ScoredShard) -> list[Decisions]:
-        """Count a shard; return what each filter alone decides about its rows."""
-        rows = np.arange(len(shard.items))
-        self.given += _count(shard, rows)
+    def add(self, shard: ScoredShard) -> list[Mask]:
+        """Count a shard; return which of its rows each filter alone drops or flags."""
+        self.given += _count(shard, np.ones(len(shard.items), bool))
         self.unreadable += shard.images - len(shard.scores)
-        alone = [decide(chain, shard) for chain in self._alone]
-        together = alone[0] if len(alone) == 1 else decide(self._all, shard)
-        dropped = _dropped(shard, together)
+        dropped = _count(shard, shard.verdicts(self._all).dropped(self._all))
         self.dropped += dropped
-        for count, decisions, others in zip(self.by_filter, alone, self._others, strict=True):
-            count.alone += _dropped(shard, decisions)
-            count.flagged += len(decisions.flags)
+        hit = []
+        for count, alone, others in zip(self.by_filter, self._alone, self._others, strict=True):
+            rows = shard.verdicts(alone).dropped(alone)
+            count.alone += _count(shard, rows)
+            if count.filter.action == FLAG:
+                flagged = [row for row, _ in shard.verdicts(alone).decide(alone).flags]
+                count.flagged += len(flagged)
+                rows = rows.copy()
+                rows[flagged] = True
             if isinstance(count.filter, IdFilter):
                 shard.mark(count.filter, count.marks)
-            # A filter that decides nothing changes nothing: at most that images are found to be faulty.
-            decides = any(refusal.filter is count.filter for refusal in together.refusals.values())
-            if decides or shard.images > len(shard.scores):
-                count.only_it += dropped - _dropped(shard, decide(others, shard))
-        return alone
+            count.only_it += dropped - _count(shard, shard.verdicts(others).dropped(others))
+            hit.append(rows)
+        return hit
 
     def merge(self, other: WhatIf) -> None:
         """Add the counts over other shards, of the same filters."""
@@ -130,25 +133,19 @@ class WhatIf:
                 count.marks[digest] = count.marks.get(digest, False) | marks
 
 
-def decide(chain: FilterChain, shard: ScoredShard) -> Decisions:
-    """Return what a chain decides about the rows of a shard."""
-    row_keys = shard.row_keys if chain.images else shard.unscored_row_keys
-    return chain.decide(row_keys, shard.item_refusals, lambda: shard.samples)
-
-
-def _dropped(shard: ScoredShard, decisions: Decisions) -> Count:
-    return _count(shard, np.fromiter(decisions.refusals, np.int64, len(decisions.refusals)))
-
-
-def _count(shard: ScoredShard, rows: np.typing.NDArray[np.int64]) -> Count:
-    images = int(np.count_nonzero(rows < shard.images))
-    samples = int(np.count_nonzero(rows < shard.images + shard.sample_rows)) - images
-    return Count(int(shard.items[rows].sum()), images, samples, int(shard.nbytes[rows].sum()))
+def _count(shard: ScoredShard, rows: Mask) -> Count:
+    images, samples = shard.images, shard.images + shard.sample_rows
+    return Count(
+        int(shard.items[rows].sum()),
+        int(np.count_nonzero(rows[:images])),
+        int(np.count_nonzero(rows[images:samples])),
+        int(shard.nbytes[rows].sum()),
+    )
 
 
 T = TypeVar("T")
 _SEED = 0  # the same page for the same scores
-_ORDER = itemgetter(0, 1)
+_KINDS: Final = (ImageScore, SampleScore, TextScore)
 
 
 class Nearest(Generic[T]):
@@ -161,7 +158,8 @@ class Nearest(Generic[T]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._draw = np.random.default_rng(_SEED)
-        self._kept: list[tuple[float, float, T]] = []
+        self._places = np.zeros((2, 0))  # distance and lot of each
+        self._kept: list[T] = []
         self._worst = (np.inf, np.inf)
 
     def add(self, distances: Numbers, thing: Callable[[int], T]) -> None:
@@ -176,12 +174,14 @@ class Nearest(Generic[T]):
         is_near = np.isfinite(distances) & ((distances < worst) | ((distances == worst) & (lots < lot)))
         near = np.flatnonzero(is_near)
         near = near[np.lexsort((lots[near], distances[near]))][: self._limit]
-        self._kept += [(float(distances[i]), float(lots[i]), thing(i)) for i in near.tolist()]
+        self._places = np.concatenate([self._places, [distances[near], lots[near]]], axis=1)
+        self._kept += map(thing, near.tolist())
         if len(self._kept) >= 2 * self._limit:
             self._cut()
 
     def merge(self, other: Nearest[T]) -> None:
         """Add what another one keeps."""
+        self._places = np.concatenate([self._places, other._places], axis=1)
         self._kept += other._kept
         self._cut()
 
@@ -189,13 +189,15 @@ class Nearest(Generic[T]):
     def things(self) -> list[T]:
         """What is kept, the nearest first."""
         self._cut()
-        return [thing for _, _, thing in self._kept]
+        return list(self._kept)
 
     def _cut(self) -> None:
-        self._kept.sort(key=_ORDER)
-        del self._kept[self._limit :]
+        distances, lots = self._places
+        nearest = np.lexsort((lots, distances))[: self._limit]
+        self._places = self._places[:, nearest]
+        self._kept = [self._kept[at] for at in nearest.tolist()]
         if len(self._kept) == self._limit:
-            self._worst = _ORDER(self._kept[-1])
+            self._worst = float(self._places[0, -1]), float(self._places[1, -1])
 
 
 IMAGES_A_SIDE: Final = 12
@@ -241,7 +243,14 @@ class Borderline:
 
     @property
     def is_of_samples(self) -> bool:
-        return self.filter.kinds == (SampleScore,)
+        return self.kind is SampleScore
+
+    @property
+    def kind(self) -> type[Score]:
+        """What it shows of what the filter judges."""
+        if isinstance(self.filter, TextFilter):
+            return TextScore
+        return SampleScore if self.filter.kinds == (SampleScore,) else ImageScore
 
     @property
     def kept(self) -> Sequence[Pick]:
@@ -255,32 +264,35 @@ class Borderline:
     def scores(self) -> Sequence[Any]:
         return self._drawn.things
 
-    def add(self, shard: ScoredShard, decisions: Decisions) -> None:
+    def add(self, shard: ScoredShard, hit: Mask, slim: Callable[[int], Any]) -> None:
         """Look at the items or samples of a shard.
 
         Args:
-            decisions: what this filter alone decides.
+            hit: which rows this filter alone drops or flags.
+            slim: returns one of these scores by its number, without what no filter looks at.
         """
-        scores: Mapping[Any, Any]
-        hit: Collection[Any]
+        found: Judged[Any]
         if self.is_of_samples:
-            scores = dict(shard.samples)
-            rows = [*decisions.refusals, *(row for row, _ in decisions.flags)]
-            hit = {shard.row_keys[row]["sample_id"] for row in rows}
+            owners = shard.row_keys.owners
+            is_hit = np.zeros(len(shard.row_keys.samples), bool)
+            is_hit[owners[hit]] = True
+            found, rows = shard.judged_samples, shard.rows_of_samples
+            is_refused = is_hit[owners[rows]]
         else:
+            refusals = shard.item_refusals
             is_of_texts = isinstance(self.filter, TextFilter)
-            scores = shard.item_refusals.texts if is_of_texts else shard.scores
-            hit = shard.item_refusals.of(self.filter)
-        keys, found = list(scores), list(scores.values())
+            found = refusals.judged_texts if is_of_texts else refusals.judged_images
+            rows = refusals.text_rows if is_of_texts else refusals.image_rows
+            is_refused = np.zeros(len(rows), bool)
+            is_refused[refusals.refused(self.filter).at] = True
         values = measured(self.filter, found)
         far = distances(self.filter, values)
-        is_refused = np.array([key in hit for key in keys], bool)
-        self.count += len(keys)
-        self._drawn.add(np.zeros(len(keys)), _slim(found, self.filter.needs()))
+        self.count += len(rows)
+        self._drawn.add(np.zeros(len(rows)), slim)
         for side, is_wanted in zip(self._sides, (~is_refused, is_refused), strict=True):
             side.add(
                 np.where(is_wanted, far, np.inf),
-                lambda index: self._pick(shard, keys[index], float(values[index])),
+                lambda index: self._pick(shard, int(rows[index]), float(values[index])),
             )
 
     def merge(self, other: Borderline) -> None:
@@ -290,10 +302,10 @@ class Borderline:
         for side, more in zip(self._sides, other._sides, strict=True):
             side.merge(more)
 
-    def _pick(self, shard: ScoredShard, key: Any, value: float) -> Pick:
+    def _pick(self, shard: ScoredShard, row: int, value: float) -> Pick:
         number = None if np.isnan(value) else value
-        row_key = {"sample_id": key, "position": None} if self.is_of_samples else shard.row_keys[key]
-        sample_id, position = row_key["sample_id"], row_key["position"]
+        sample_id = shard.row_keys[row]["sample_id"]
+        position = None if self.is_of_samples else shard.row_keys[row]["position"]
         original = None
         if isinstance(self.filter, DuplicateFilter) and (
             found := self.filter.found([(sample_id, position)])[0]
@@ -368,17 +380,23 @@ class _Part:
     def of(cls, filters: Sequence[Filter[Any]]) -> _Part:
         return cls(WhatIf(filters), [Borderline(judge) for judge in filters])
 
+    @cached_property
+    def _needed(self) -> Mapping[type[Score], Collection[str]]:
+        """The measures that filters of each kind look at, in order."""
+        needed: dict[type[Score], dict[str, None]] = {kind: {} for kind in _KINDS}
+        for found in self.borderline:
+            needed[found.kind] |= dict.fromkeys(found.filter.needs())
+        return needed
+
     def add(self, shard: ScoredShard, measures: Sequence[Collection[str]]) -> None:
         """Look at one more shard, without filters at the scores by some measures."""
-        for found, decisions in zip(self.borderline, self.counts.add(shard), strict=True):
-            found.add(shard, decisions)
+        slim = {kind: cache(_slim(scores, self._needed[kind])) for kind, scores in shard.judged().items()}
+        for found, hit in zip(self.borderline, self.counts.add(shard), strict=True):
+            found.add(shard, hit, slim[found.kind])
         if not self.borderline:
-            everything: list[list[Any]] = [
-                list(shard.scores.values()),
-                [score for _, score in shard.samples],
-                list(shard.item_refusals.texts.values()),
-            ]
-            for side, some, names in zip(self.drawn, everything, measures, strict=True):
+            everything = shard.judged()
+            for side, kind, names in zip(self.drawn, _KINDS, measures, strict=True):
+                some = everything[kind]
                 side.add(np.zeros(len(some)), _slim(some, names))
 
     def merge(self, other: _Part) -> None:
