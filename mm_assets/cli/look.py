@@ -379,7 +379,8 @@ def run_preview(options: argparse.Namespace) -> int:
     if not shards:
         return _failed([printable(line) for line in left_out(stored)])
     with shard_progress() as progress, WorkerPool(settings.workers, may_fork=True) as pool:
-        found = study(stored, filters, pool if shards >= _FOR_WORKERS else None, progress)
+        used = pool if shards >= _FOR_WORKERS else None
+        found = study(stored, filters, used, progress, is_shown=bool(options.html))
     if options.html:
         write_page(options.html, preview_page(stored, found))
     if options.html != "-":

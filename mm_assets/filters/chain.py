@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, S, TextFilter
-from mm_assets.filters.judged import Judged, JudgedTexts, LeftSamples, Rows
+from mm_assets.filters.judged import Judged, JudgedSamples, JudgedTexts, LeftSamples, Rows
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.scores import (
@@ -338,7 +338,7 @@ class Verdicts:
         return _Whole(self._row_keys, self._sample_scores())
 
 
-class _Whole(Judged[SampleScore]):
+class _Whole(JudgedSamples):
     """The scores of all samples of a table, each looked for when it is asked for."""
 
     def __init__(self, row_keys: RowKeys, known: SampleScores) -> None:

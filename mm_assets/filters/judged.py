@@ -1,6 +1,6 @@
 """Scores that several filters judge, in columns: each is looked up once, whoever asks for it.
 
-* `Judged`: scores of images, texts or samples, one after the other.
+* `Judged`: scores one after the other; `JudgedTexts`, `JudgedSamples`: those of texts, and of samples.
 * `LeftSamples`: those of samples, of what filters of items have left of them. They are added up in columns,
   and made one by one only for who looks at one.
 * `looked_up`: a score of each, of these and of any other sequence.
@@ -108,6 +108,25 @@ class JudgedTexts(Judged[TextScore]):
         return np.concatenate(parts).astype(np.float64)
 
 
+class JudgedSamples(Judged[SampleScore]):
+    """Scores of samples: those that follow from their texts are added up at once."""
+
+    def _as_numbers(self, name: str) -> Numbers | None:
+        if name in OF_TEXTS:
+            return _added_up(name, self._of_texts, self._owners, len(self))
+        return super()._as_numbers(name)
+
+    @cached_property
+    def _owners(self) -> Rows:
+        texts = [len(score.values.get(f"{TEXT}words", ())) for score in self._scores]
+        return np.repeat(np.arange(len(self)), texts)
+
+    def _of_texts(self, name: str) -> Numbers | None:
+        parts: list[Any] = [score.values.get(name) for score in self._scores]
+        is_sound = all(isinstance(part, np.ndarray) and part.dtype.kind in "fi" for part in parts)
+        return np.concatenate([np.zeros(0), *parts]) if is_sound else None
+
+
 class _Some(Judged[S]):
     def __init__(self, whole: Judged[S], rows: Rows) -> None:
         super().__init__(range(len(rows)))  # type: ignore[arg-type]
@@ -203,7 +222,7 @@ class LeftSamples(_Some[SampleScore]):
         return np.bincount(self._owners, minlength=len(self)).astype(np.int64)
 
     def _column(self, name: str) -> Sequence[Any]:
-        if self._is_kept(name):
+        if self._is_kept(name) and name not in OF_TEXTS:
             return super()._column(name)
         found = self.numbers(name)
         if found is None:
@@ -221,7 +240,7 @@ class LeftSamples(_Some[SampleScore]):
         if name == "texts":
             return self._count.astype(np.float64)
         if name in OF_TEXTS:
-            return _added_up(name, self._values_of_texts, self._owners_of_all, len(self))
+            return _added_up(name, self._of_texts, self._owners, len(self))
         words = self._words if name in ("words", "images_per_word") else None
         if words is None:
             return None
@@ -229,27 +248,13 @@ class LeftSamples(_Some[SampleScore]):
 
     def _is_kept(self, name: str) -> bool:
         """Return whether a score is the same, whatever is left: a measure of the whole sample."""
-        if name in ("texts", "words"):
+        if name in ("texts", "words") or name in OF_TEXTS:
             return self._texts is None
-        return not (name.startswith(TEXT) or name in OF_TEXTS or name in ("images", "images_per_word"))
+        return not name.startswith(TEXT) and name not in ("images", "images_per_word")
 
-    @property
-    def _owners_of_all(self) -> Rows:
-        if self._texts is not None:
-            return self._owners
-        scores = map(super().__getitem__, range(len(self)))
-        return np.repeat(
-            np.arange(len(self)), [len(score.values.get(f"{TEXT}words", ())) for score in scores]
-        )
-
-    def _values_of_texts(self, name: str) -> Numbers | None:
-        if self._texts is not None:
-            found = self._texts.numbers(name)
-            return None if found is None else found[self._places]
-        parts = [score.values.get(name) for score in map(super().__getitem__, range(len(self)))]
-        if any(part is None or part.dtype == object for part in parts):
-            return None
-        return np.concatenate([np.zeros(0), *parts])
+    def _of_texts(self, name: str) -> Numbers | None:
+        found = None if self._texts is None else self._texts.numbers(name)
+        return None if found is None else found[self._places]
 
 
 def _added_up(

@@ -35,9 +35,9 @@ from mm_assets.accounting.record import (
     recorded_files,
 )
 from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys, Verdicts
-from mm_assets.filters.filter import KEYS, Filter, RowColumns, spelled
+from mm_assets.filters.filter import KEYS, Bounds, Filter, RowColumns, spelled
 from mm_assets.filters.id_list import IdFilter, Marks
-from mm_assets.filters.judged import Judged, Rows
+from mm_assets.filters.judged import Judged, JudgedSamples, Rows
 from mm_assets.filters.measure import DECODE_ERROR, Score, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.scores import (
@@ -97,7 +97,7 @@ class ScoredShard:
     @cached_property
     def judged_samples(self) -> Judged[SampleScore]:
         """The scores of the samples in columns."""
-        return Judged([score for _, score in self.samples])
+        return JudgedSamples([score for _, score in self.samples])
 
     @property
     def rows_of_samples(self) -> Rows:
@@ -318,6 +318,10 @@ def bounds_of(judge: Filter[Any]) -> list[Bound]:
 
 def measured(judge: Filter[Any], scores: Sequence[Any]) -> Numbers:
     """Return the numbers that verdicts are about (`Filter.numbers`); nan where there is none."""
+    if isinstance(judge, Bounds) and isinstance(scores, Judged):
+        found = scores.numbers(judge.of)
+        if found is not None:
+            return found
     return np.array([np.nan if value is None else value for value in judge.numbers(scores)], np.float64)
 
 

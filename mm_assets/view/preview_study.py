@@ -360,6 +360,7 @@ class _Job:
     filters: Sequence[Filter[Any]]
     measures: Sequence[Collection[str]]
     columns: Sequence[str]
+    is_shown: bool
 
 
 @dataclass
@@ -377,8 +378,8 @@ class _Part:
     )
 
     @classmethod
-    def of(cls, filters: Sequence[Filter[Any]]) -> _Part:
-        return cls(WhatIf(filters), [Borderline(judge) for judge in filters])
+    def of(cls, filters: Sequence[Filter[Any]], is_shown: bool) -> _Part:
+        return cls(WhatIf(filters), [Borderline(judge) for judge in filters if is_shown])
 
     @cached_property
     def _needed(self) -> Mapping[type[Score], Collection[str]]:
@@ -390,14 +391,14 @@ class _Part:
 
     def add(self, shard: ScoredShard, measures: Sequence[Collection[str]]) -> None:
         """Look at one more shard, without filters at the scores by some measures."""
-        slim = {kind: cache(_slim(scores, self._needed[kind])) for kind, scores in shard.judged().items()}
-        for found, hit in zip(self.borderline, self.counts.add(shard), strict=True):
+        every_hit = self.counts.add(shard)
+        judged = shard.judged() if self.borderline or not every_hit else {}
+        slim = {kind: cache(_slim(scores, self._needed[kind])) for kind, scores in judged.items()}
+        for found, hit in zip(self.borderline, every_hit, strict=False):
             found.add(shard, hit, slim[found.kind])
-        if not self.borderline:
-            everything = shard.judged()
+        if not every_hit:
             for side, kind, names in zip(self.drawn, _KINDS, measures, strict=True):
-                some = everything[kind]
-                side.add(np.zeros(len(some)), _slim(some, names))
+                side.add(np.zeros(len(judged[kind])), _slim(judged[kind], names))
 
     def merge(self, other: _Part) -> None:
         """Add what was found in other shards."""
@@ -413,12 +414,14 @@ def study(
     filters: Sequence[Filter[Any]],
     pool: WorkerPool | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    is_shown: bool = True,
 ) -> Study:
     """Return what filters would do to shards.
 
     Args:
         pool: workers, for many shards; None: it is done here. The result is the same.
         progress: called with the shards that are done, and their number.
+        is_shown: whether anybody looks at what is near to bounds, and at curves.
 
     Raises:
         ValueError: in one line, for damaged scores and for filters that fail.
@@ -446,14 +449,17 @@ def study(
             schemas = stored.schemas() if set(columns).difference(KEYS) else {}
             filters = [judge.fitted(schemas, (), folder) for judge in filters]
         parts = min(_PARTS, len(stored.shards))
-        jobs = [_Job(n, stored, stored.shards[n::parts], filters, measures, columns) for n in range(parts)]
+        jobs = [
+            _Job(n, stored, stored.shards[n::parts], filters, measures, columns, is_shown)
+            for n in range(parts)
+        ]
         results = ((job, _part_of(job)) for job in jobs) if pool is None else pool.map(_part_of, jobs)
         for job, part in results:
             if isinstance(part, WorkerFailure):
                 raise ValueError(part.message)
             done[job.number] = part
             progress(sum(len(jobs[number].shards) for number in done), len(stored.shards))
-    found = _Part.of(filters)
+    found = _Part.of(filters, is_shown)
     for number in sorted(done):  # the same page, whichever part was ready first
         found.merge(done[number])
     distributions = {} if filters else _distributions(found.drawn, measures)
@@ -461,7 +467,7 @@ def study(
 
 
 def _part_of(job: _Job) -> _Part:
-    part = _Part.of(job.filters)
+    part = _Part.of(job.filters, job.is_shown)
     images, samples, texts = job.measures
     with _no_search_for_cycles():
         for file_name in job.shards:
