@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, S, TextFilter
-from mm_assets.filters.judged import Judged, JudgedSamples, JudgedTexts, LeftSamples, Rows
+from mm_assets.filters.judged import Judged, JudgedSamples, JudgedTexts, LeftSamples, Rows, text_scores
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.scores import (
@@ -408,31 +408,6 @@ def _lost_with_samples(row_keys: RowKeys, refusals: Mapping[int, Refusal]) -> di
             beside = first._replace(reason=f"{one} of its sample: {first.reason}", is_cause=False)
             lost |= dict.fromkeys(rows, beside) | {row: refusals[row] for row in causes}
     return lost
-
-
-def text_scores(table: pa.Table, samples: SampleScores) -> dict[int, TextScore]:
-    """Return the scores of the texts of a table, by row.
-
-    Raises:
-        ValueError: a sample has other texts than were scored: table and scores do not belong together.
-    """
-    is_text = pc.and_(pc.equal(table.column("modality"), "text"), pc.is_valid(table.column("text_content")))
-    rows = pc.indices_nonzero(pc.and_(is_text, pc.is_null(table.column("materialize_error"))))
-    by_sample: dict[str, list[int]] = {}
-    for row, sample_id in zip(
-        rows.to_pylist(), table.column("sample_id").take(rows).to_pylist(), strict=True
-    ):
-        by_sample.setdefault(sample_id, []).append(row)
-    found: dict[int, TextScore] = {}
-    for sample_id, texts in by_sample.items():
-        score = samples.of(sample_id)
-        if score.texts != len(texts):
-            raise ValueError(
-                f"sample {sample_id!r}: scores of {score.texts} texts, but it has {len(texts)}; "
-                f"materialize {samples.asset} again"
-            )
-        found.update((row, score.text(index)) for index, row in enumerate(texts))
-    return dict(sorted(found.items()))
 
 
 SCORES = "scores"

@@ -364,6 +364,32 @@ class TextFilter(Filter[TextScore]):
         return (*ALWAYS, *(TEXT + name for name in self.scores))
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A bound that is set.
+
+    Args:
+        setting: its name for users.
+        field: that of the filter.
+        value: the present one.
+    """
+
+    setting: str
+    field: str
+    value: float
+    is_upper: bool
+
+
+def bounds_of(judge: Filter[Any]) -> list[Bound]:
+    """Return the bounds of a filter that are not at their defaults, which keep everything."""
+    defaults = {field.name: field.default for field in fields(judge)}
+    return [
+        Bound(known.name, name, value, known.is_upper_bound)
+        for name, known in judge.settings().items()
+        if known.quantity is not None and (value := getattr(judge, name)) != defaults[name]
+    ]
+
+
 KEYS: Final = ("sample_id", "position", "modality")
 """Columns by which rows are found."""
 

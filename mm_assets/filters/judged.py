@@ -16,9 +16,10 @@ from typing import Any, Final, Generic, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mm_assets.filters.measure import Score
-from mm_assets.filters.scores import SampleScore
+from mm_assets.filters.scores import SampleScore, SampleScores
 from mm_assets.filters.texts import OF_TEXTS, TEXT, TextScore, needed
 
 S = TypeVar("S", bound=Score)
@@ -106,6 +107,31 @@ class JudgedTexts(Judged[TextScore]):
         if not parts or not all(isinstance(part, np.ndarray) and part.dtype.kind in "fi" for part in parts):
             return super()._as_numbers(name)
         return np.concatenate(parts).astype(np.float64)
+
+
+def text_scores(table: pa.Table, samples: SampleScores) -> dict[int, TextScore]:
+    """Return the scores of the texts of a table, by row.
+
+    Raises:
+        ValueError: a sample has other texts than were scored: table and scores do not belong together.
+    """
+    is_text = pc.and_(pc.equal(table.column("modality"), "text"), pc.is_valid(table.column("text_content")))
+    rows = pc.indices_nonzero(pc.and_(is_text, pc.is_null(table.column("materialize_error"))))
+    by_sample: dict[str, list[int]] = {}
+    for row, sample_id in zip(
+        rows.to_pylist(), table.column("sample_id").take(rows).to_pylist(), strict=True
+    ):
+        by_sample.setdefault(sample_id, []).append(row)
+    found: dict[int, TextScore] = {}
+    for sample_id, texts in by_sample.items():
+        score = samples.of(sample_id)
+        if score.texts != len(texts):
+            raise ValueError(
+                f"sample {sample_id!r}: scores of {score.texts} texts, but it has {len(texts)}; "
+                f"materialize {samples.asset} again"
+            )
+        found.update((row, score.text(index)) for index, row in enumerate(texts))
+    return dict(sorted(found.items()))
 
 
 class JudgedSamples(Judged[SampleScore]):

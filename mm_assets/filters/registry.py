@@ -132,10 +132,7 @@ _LANGUAGE, _PROBABILITY = "language", "language_probability"
 
 
 class Languages(Filter[S]):
-    """Refuses what is in other languages than the field ``languages`` has, or in one that was hard to tell.
-
-    What is too short for a guess is refused, too.
-    """
+    """Refuses what is in other languages than the field ``languages`` has, in one that is unsure, or in none."""
 
     scores = (_LANGUAGE, _PROBABILITY)
 
@@ -145,17 +142,19 @@ class Languages(Filter[S]):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "languages", tuple(code.lower() for code in self.languages))
-        names = {field: known.name for field, known in self.settings().items()}
         for code in self.languages:
             if code not in LANGUAGES:
                 reason = f"{code!r} is no ISO 639-1 code of a language that is told apart"
-                hint = nearest(code[:2], LANGUAGES, 0.5)
-                raise FilterSettingError(names["languages"], f"{reason}; {hint}")
+                reason += f"; {nearest(code[:2], LANGUAGES, 0.5)}"
+                raise FilterSettingError(self.settings()["languages"].name, reason)
         if self.least > 1:
-            raise ValueError(f"{names['least']} is at most 1, not {self.least:g}")
+            raise ValueError(f"{self.settings()['least'].name} is at most 1, not {self.least:g}")
 
     def verdict(self, score: S) -> str | None:
         return self.verdicts([score])[0]
+
+    def measure(self, score: S) -> float | None:
+        return score.get(_PROBABILITY)  # type: ignore[no-any-return]
 
     def verdicts(self, scores: Sequence[S]) -> Sequence[str | None]:
         with self._naming():
@@ -167,15 +166,6 @@ class Languages(Filter[S]):
         if self.languages and language not in self.languages:
             return "of another language"
         return None if probability >= self.least else f"less than {self.settings()['least'].name}"
-
-    def measure(self, score: S) -> float | None:
-        value: float | None = score.get(_PROBABILITY)
-        return value
-
-    def numbers(self, scores: Sequence[S]) -> Sequence[float | None]:
-        with self._naming():
-            found = looked_up(scores, _PROBABILITY)
-            return [None if value is None else float(value) for value in found]
 
 
 @dataclass(frozen=True)

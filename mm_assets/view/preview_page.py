@@ -15,8 +15,9 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from mm_assets.accounting.record import CURATED
-from mm_assets.filters.filter import FLAG, Filter, TextFilter
+from mm_assets.filters.filter import FLAG, Bound, Filter, TextFilter, bounds_of
 from mm_assets.filters.id_list import IdFilter
+from mm_assets.filters.judged import Judged, JudgedSamples
 from mm_assets.filters.scores import SampleScore
 from mm_assets.model.errors import counted
 from mm_assets.model.errors import html_table as table
@@ -27,10 +28,8 @@ from mm_assets.view.preview_scores import (
     IMAGES,
     RAW_CHANGED,
     SAMPLES,
-    Bound,
     Numbers,
     StoredScores,
-    bounds_of,
     how_to_measure,
     measured,
     shard_name,
@@ -228,6 +227,7 @@ def curve_of(judge: Filter[Any], bound: Bound, scores: Sequence[Any]) -> Curve:
     Args:
         scores: some scores that stand for all.
     """
+    scores = JudgedSamples(scores) if scores and isinstance(scores[0], SampleScore) else Judged(scores)
     values = measured(judge, scores)
     values = values[np.isfinite(values)]
     points = np.quantile(values, np.linspace(0, 1, _POINTS), method="nearest") if len(values) else np.zeros(0)

@@ -4,8 +4,7 @@
 * `outdated_scores`: whether stored scores are those of the rows as they are now, by the records of their
   making.
 * `ScoredShard`: the scores of one shard as rows.
-* `Bound`, `bounds_of`, `distances`: the settings of a filter that can be moved, and where scores lie towards
-  them.
+* `measured`, `distances`: the numbers that verdicts are about, and how far they are from bounds.
 * `FilterObserver`: notes, while a shard is filtered, what each filter of the chain would drop alone, and
   images near bounds.
 """
@@ -16,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Final
@@ -35,7 +34,7 @@ from mm_assets.accounting.record import (
     recorded_files,
 )
 from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys, Verdicts
-from mm_assets.filters.filter import KEYS, Bounds, Filter, RowColumns, spelled
+from mm_assets.filters.filter import KEYS, Bounds, Filter, RowColumns, bounds_of, spelled
 from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.judged import Judged, JudgedSamples, Rows
 from mm_assets.filters.measure import DECODE_ERROR, Score, is_measured, missing_measures
@@ -288,32 +287,6 @@ def _intact(
 
 
 Numbers = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A bound that is set.
-
-    Args:
-        setting: its name for users.
-        field: that of the filter.
-        value: the present one.
-    """
-
-    setting: str
-    field: str
-    value: float
-    is_upper: bool
-
-
-def bounds_of(judge: Filter[Any]) -> list[Bound]:
-    """Return the bounds of a filter that are not at their defaults, which keep everything."""
-    defaults = {field.name: field.default for field in fields(judge)}
-    return [
-        Bound(known.name, name, value, known.is_upper_bound)
-        for name, known in judge.settings().items()
-        if known.quantity is not None and (value := getattr(judge, name)) != defaults[name]
-    ]
 
 
 def measured(judge: Filter[Any], scores: Sequence[Any]) -> Numbers:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from mm_assets.filters.filter import Filter
+from mm_assets.filters.filter import Filter, bounds_of
 from mm_assets.filters.registry import (
     AspectRatioFilter,
     ImageSizeFilter,
@@ -19,7 +19,7 @@ from mm_assets.filters.registry import (
 )
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.view.preview_page import curve_of, curve_svg, histogram_svg
-from mm_assets.view.preview_scores import bounds_of, distances
+from mm_assets.view.preview_scores import distances
 
 SIDES = [ImageScore(side, side) for side in range(1, 101)]
 
