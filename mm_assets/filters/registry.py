@@ -132,7 +132,7 @@ _LANGUAGE, _PROBABILITY = "language", "language_probability"
 
 
 class Languages(Filter[S]):
-    """Refuses what is in other languages than the field ``languages`` has, in one that is unsure, or in none."""
+    """Refuses what is in other languages than the field ``languages`` has, in an unsure one, or in none."""
 
     scores = (_LANGUAGE, _PROBABILITY)
 
