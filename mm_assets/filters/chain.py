@@ -2,9 +2,7 @@
 
 `FilterChain` measures images once, then judges images, texts and samples. The judgement itself (`Verdicts`)
 needs scores alone: it says what several filters make of the items and samples of a table, and asks each once.
-
-`ScoreFilter` is the base class of filters that judge images by their scores: a filter adds a name, settings
-and a verdict.
+`ScoreFilter` is the base class of filters that judge images by their scores.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from mm_assets.filters.judged import Judged, looked_up
 from mm_assets.filters.measure import Score
 from mm_assets.filters.scores import SampleScore
 from mm_assets.filters.texts import ALWAYS, TEXT, TextScore
-from mm_assets.model.errors import MmAssetsError
+from mm_assets.model.errors import MmAssetsError, nearest
 from mm_assets.model.nested_types import filled_column
 from mm_assets.model.schema import RESERVED_COLUMNS
 from mm_assets.storage.errors import error_line
@@ -337,6 +337,30 @@ class Bounds(Filter[S]):
             if is_hit.any():
                 reasons[is_hit] = self._reason(values[is_hit.argmax()])
         return list(reasons.tolist())
+
+
+def actions_by_filter(filters: Sequence[type[Filter[Any]]], texts: Iterable[str]) -> dict[str, str]:
+    """Return the action by filter, of actions that are given as ``filter=action``.
+
+    Raises:
+        FilterSettingError: in one line, for an unknown filter or action, or one that is given twice.
+    """
+    known = {kind.name: kind for kind in filters}
+    actions: dict[str, str] = {}
+    for text in texts:
+        name, _, action = (part.strip() for part in text.partition("="))
+        if name not in known:
+            raise _action_fault(text, f"there is no filter {name!r}; {nearest(name, known)}")
+        if name in actions:
+            raise _action_fault(text, f"{name} has one already: {actions[name]}")
+        if action not in known[name].actions:
+            raise _action_fault(text, f"the action of {name} is one of {', '.join(known[name].actions)}")
+        actions[name] = action
+    return actions
+
+
+def _action_fault(text: str, reason: str) -> FilterSettingError:
+    return FilterSettingError("filter_actions", f"{text!r}: {reason}")
 
 
 @dataclass(frozen=True)

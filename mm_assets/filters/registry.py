@@ -30,6 +30,7 @@ from mm_assets.filters.filter import (
     S,
     SampleFilter,
     TextFilter,
+    actions_by_filter,
     maximum,
     minimum,
     setting,
@@ -520,7 +521,7 @@ def filters_of(
         ValueError: in one line, for values or actions that do not fit.
     """
     filters = tuple(filters)
-    action_of = _actions(filters, actions)
+    action_of = actions_by_filter(filters, actions)
     made = (kind.from_settings(values, action_of.get(kind.name, "")) for kind in filters)
     return tuple(found for found in made if found is not None)
 
@@ -556,26 +557,6 @@ def chain_of(filters: Iterable[Filter[Any]]) -> FilterChain | None:
     if not filters:
         return None
     return FilterChain.of(filters, measures_for(filters))
-
-
-def _actions(filters: Sequence[type[Filter[Any]]], texts: Iterable[str]) -> dict[str, str]:
-    """Return the action by filter."""
-    known = {kind.name: kind for kind in filters}
-    actions: dict[str, str] = {}
-    for text in texts:
-        name, _, action = (part.strip() for part in text.partition("="))
-        if name not in known:
-            raise _action_fault(text, f"there is no filter {name!r}; {nearest(name, known)}")
-        if name in actions:
-            raise _action_fault(text, f"{name} has one already: {actions[name]}")
-        if action not in known[name].actions:
-            raise _action_fault(text, f"the action of {name} is one of {', '.join(known[name].actions)}")
-        actions[name] = action
-    return actions
-
-
-def _action_fault(text: str, reason: str) -> FilterSettingError:
-    return FilterSettingError("filter_actions", f"{text!r}: {reason}")
 
 
 def _fault(added: Any, known: Iterable[type[Filter[Any]]]) -> str | None:
