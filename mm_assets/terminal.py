@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from types import TracebackType
@@ -76,6 +76,13 @@ def interrupted() -> int:
 def fail(line: str) -> None:
     """Print an error line on stderr."""
     write_line(f"mm-assets: {line}")
+
+
+def fail_each(lines: Sequence[str]) -> int:
+    """Print lines about what failed, and return the exit code."""
+    for line in lines:
+        fail(line)
+    return FAILED if lines else 0
 
 
 def _notebook() -> Any:

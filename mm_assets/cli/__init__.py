@@ -17,7 +17,7 @@ from mm_assets.terminal import run_command
 COMMANDS = {
     "convert": "convert",
     "reshard": "reshard",
-    "inspect": "look",
+    "inspect": "convert",
     "verify": "states",
     "init": "graph",
     "examples": "graph",

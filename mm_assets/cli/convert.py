@@ -1,7 +1,8 @@
-"""Command ``mm-assets convert SRC DST --to FORMAT``.
+"""Commands on any dataset: ``convert SRC DST --to FORMAT``, ``inspect PATH``.
 
 * `run_convert` converts each partition in a worker, by `mm_assets.dataset`; `print_plan` and `print_report`
   tell what would be, and what was, written.
+* `run_inspect` tells what a dataset holds, without its image bytes, and what `convert` would refuse.
 * `summary`: the losses by kind.
 """
 
@@ -31,10 +32,14 @@ from mm_assets.formats.document_layouts import LAYOUTS
 from mm_assets.formats.names import FORMATS, TITLES, format_of, nearest_format
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.model.errors import counted
-from mm_assets.terminal import fail
+from mm_assets.settings import Settings
+from mm_assets.terminal import fail, fail_each, printable
 
 if TYPE_CHECKING:
-    from mm_assets.formats.reports import WriteReport
+    import pyarrow as pa
+
+    from mm_assets.formats.partitions import Partition
+    from mm_assets.formats.reports import ContentColumns, WriteReport
     from mm_assets.formats.writer import ExistingPartitions, InterleavedWriter
     from mm_assets.model.losses import Loss
 
@@ -263,3 +268,160 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     )
     chain = chain_asked_for(options)
     return reader, writer, [ReadableImages(), *([chain] if chain is not None else [])]
+
+
+_COLUMNS = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
+_SAMPLES, _ERRORS = "samples", "errors"  # beside the modalities
+_MODALITIES = ("metadata", "text", "image")
+_READS_THE_REST = "; convert --on-materialize-error drop_sample reads the rest"
+_NAMED = 3  # partitions that would be refused
+
+
+def inspect_arguments(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "inspect", help="show format, counts, columns and the first sample of a dataset"
+    )
+    parser.add_argument("path", type=location, help=f"file, folder, glob or URL of {TITLES} data")
+    add_layout_flags(parser)
+    parser.set_defaults(run=run_inspect)
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Print what a dataset holds; image bytes are not read.
+
+    Partitions that cannot be read are named at the end.
+    """
+    from mm_assets.formats.raw_shards import location_of
+    from mm_assets.formats.registry import detect_format, reader_for
+    from mm_assets.formats.tar import TarDamage
+    from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES, SampleError
+    from mm_assets.model.json_codec import is_json
+    from mm_assets.model.schema import unify_schemas
+    from mm_assets.storage.errors import error_line, located
+
+    source = location_of(options.path)
+    with located(source):
+        kind = detect_format(source)
+        refuse_inapplicable_flags(options, kind, source)
+        reader = reader_for(kind, source, **layout_of(options, kind, source))
+        partitions = reader.partitions()
+    counts: Counter[str] = Counter()
+    schemas = []
+    first: list[dict[str, Any]] = []
+    failures: list[str] = []
+    advice = _Advice()
+    for partition in partitions:
+        found: Counter[str] = Counter()
+        notes: dict[str, Any] = {}
+        try:
+            schema, tables = reader.project(partition, _COLUMNS, notes)
+            schemas.append(schema)
+            for table in tables:
+                found += _counts(table)
+                first = first or _first_sample(table)
+            advice.add(partition, schema, found, notes)
+        except (OSError, ValueError) as error:
+            # `inspect` reads as the policy `error` does: what is wrong is to be seen, and named.
+            is_of_sample = isinstance(error, SampleError | TarDamage)
+            failures.append(error_line(error) + (_READS_THE_REST if is_of_sample else ""))
+        counts += found
+    if failures and not schemas:
+        raise ValueError("; ".join(failures))
+    unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
+    print(
+        f"{options.path if source.startswith(VIRTUAL_SCHEMES) else source}: "
+        f"{kind}, {counted(len(partitions), 'partition')}{unread}, "
+        f"{counted(counts[_SAMPLES], 'sample')}, {counted(sum(counts[name] for name in _MODALITIES), 'row')}"
+    )
+    print(
+        f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; "
+        f"{counts[_ERRORS]} with an error"
+    )
+    for line in advice.documents:
+        print(f"  documents: {printable(line)}")
+    print("columns:")
+    for field in unify_schemas(schemas) if schemas else []:
+        print(f"  {field.name}: {'JSON' if is_json(field) else field.type}")
+    if first:
+        print(f"first sample: {first[0]['sample_id']}")
+        for row in first:
+            shown = row["materialize_error"] or row["text_content"] or row["content_type"] or ""
+            print(f"  [{row['position']}] {row['modality']}: {shown[:100]}")
+    for line in advice.lines():
+        print(line)
+    return fail_each(failures) or int(advice.loses_all)
+
+
+def _counts(table: pa.Table) -> Counter[str]:
+    """Count samples, errors, and rows by modality."""
+    found = Counter(
+        {_SAMPLES: len(table.column("sample_id").unique())}
+        | {entry["values"]: entry["counts"] for entry in table.column("modality").value_counts().to_pylist()}
+    )
+    found[_ERRORS] = table.num_rows - table.column("materialize_error").null_count
+    return found
+
+
+def _first_sample(table: pa.Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.slice(0, 200).to_pylist()
+    return [row for row in rows if row["sample_id"] == rows[0]["sample_id"]]
+
+
+class _Advice:
+    """What `convert` would say: why it would refuse a partition, and which content is not taken."""
+
+    def __init__(self) -> None:
+        self._max_loss = Settings.load().max_loss
+        self.refusals: list[str] = []
+        self.loses_all = False  # of some partition `convert` would refuse, 100 % would be lost
+        self._untaken: list[ContentColumns] = []
+        self._errors = 0
+        self._left_out: list[str] = []
+        self.documents: dict[str, None] = {}  # layouts of documents of others
+
+    def add(
+        self, partition: Partition, schema: pa.Schema, found: Counter[str], notes: dict[str, Any]
+    ) -> None:
+        """Take a partition into account that was read to the end."""
+        from mm_assets.accounting.loss_share import LossShare
+        from mm_assets.formats.document_layouts import INTERLEAVED
+        from mm_assets.formats.reports import DOCUMENTS, PartitionReport, left_out_of, untaken_in
+
+        report = PartitionReport(
+            partition=partition.name,
+            uri=None,
+            rows=sum(found[name] for name in _MODALITIES),
+            samples=found[_SAMPLES],
+            images=found["image"],
+            texts=found["text"],
+            nbytes=0,
+            image_bytes=0,
+            schema=schema,
+            digest="",
+            notes=notes,
+        )
+        self._untaken.append(untaken_in(report))
+        self._errors += found[_ERRORS]
+        self._left_out += left_out_of(notes)
+        self.documents |= dict.fromkeys(
+            each.get(DOCUMENTS, INTERLEAVED) for each in notes.values() if each.get("of_others")
+        )
+        loss = LossShare.of_report(report)
+        refusal = loss.refusal(self._max_loss)
+        self.loses_all |= refusal is not None and round(loss.share, 2) == 1
+        self.refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
+
+    def lines(self) -> list[str]:
+        """Return a line for each of the first refusals, each modality not taken, and members left out."""
+        from mm_assets.formats.reports import left_out_lines, untaken_lines
+
+        more = len(self.refusals) - _NAMED
+        ways = "unless --on-materialize-error is warn, drop_row or drop_sample"
+        return [
+            *([f"convert would refuse the rows with an error, {ways}"] if self._errors else []),
+            *(f"convert would refuse {refusal}" for refusal in self.refusals[:_NAMED]),
+            *([f"and {more} more"] if more > 0 else []),
+            *untaken_lines(self._untaken, len(self._untaken)),
+            *left_out_lines(len(self._left_out), self._left_out),
+        ]

@@ -1,7 +1,6 @@
-"""Commands that look at data: ``explain``, ``inspect``, ``preview``, ``report``, ``show``, ``status``.
+"""Commands that look at data: ``explain``, ``preview``, ``report``, ``show``, ``status``.
 
 explain SAMPLE_ID   what happened to each item of a sample
-inspect PATH        what a dataset holds, without its image bytes
 preview             what filters would drop, from stored scores, before they do
 report              one page about the data set: what went where, and what there is
 show SAMPLE_ID      one sample to look at, in the terminal or as an HTML page
@@ -15,7 +14,6 @@ import json
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -38,14 +36,10 @@ from mm_assets.cli.arguments import (
 from mm_assets.formats.names import TITLES
 from mm_assets.model.errors import MmAssetsError, counted, warning_line, write_line
 from mm_assets.settings import Settings
-from mm_assets.terminal import FAILED, fail, printable, shard_progress
+from mm_assets.terminal import fail_each, printable, shard_progress
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from mm_assets.formats.partitions import Partition
     from mm_assets.formats.raw_shards import RawShard
-    from mm_assets.formats.reports import ContentColumns
     from mm_assets.view.sample import Document, Look
 
 
@@ -104,163 +98,6 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         print(f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip())
-
-
-_COLUMNS = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
-_SAMPLES, _ERRORS = "samples", "errors"  # beside the modalities
-_MODALITIES = ("metadata", "text", "image")
-_READS_THE_REST = "; convert --on-materialize-error drop_sample reads the rest"
-_NAMED = 3  # partitions that would be refused
-
-
-def inspect_arguments(commands: Any) -> None:
-    """Declare the command."""
-    parser = commands.add_parser(
-        "inspect", help="show format, counts, columns and the first sample of a dataset"
-    )
-    parser.add_argument("path", type=location, help=f"file, folder, glob or URL of {TITLES} data")
-    arguments.add_layout_flags(parser)
-    parser.set_defaults(run=run_inspect)
-
-
-def run_inspect(options: argparse.Namespace) -> int:
-    """Print what a dataset holds; image bytes are not read.
-
-    Partitions that cannot be read are named at the end.
-    """
-    from mm_assets.formats.raw_shards import location_of
-    from mm_assets.formats.registry import detect_format, reader_for
-    from mm_assets.formats.tar import TarDamage
-    from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES, SampleError
-    from mm_assets.model.json_codec import is_json
-    from mm_assets.model.schema import unify_schemas
-    from mm_assets.storage.errors import error_line, located
-
-    source = location_of(options.path)
-    with located(source):
-        kind = detect_format(source)
-        arguments.refuse_inapplicable_flags(options, kind, source)
-        reader = reader_for(kind, source, **arguments.layout_of(options, kind, source))
-        partitions = reader.partitions()
-    counts: Counter[str] = Counter()
-    schemas = []
-    first: list[dict[str, Any]] = []
-    failures: list[str] = []
-    advice = _Advice()
-    for partition in partitions:
-        found: Counter[str] = Counter()
-        notes: dict[str, Any] = {}
-        try:
-            schema, tables = reader.project(partition, _COLUMNS, notes)
-            schemas.append(schema)
-            for table in tables:
-                found += _counts(table)
-                first = first or _first_sample(table)
-            advice.add(partition, schema, found, notes)
-        except (OSError, ValueError) as error:
-            # `inspect` reads as the policy `error` does: what is wrong is to be seen, and named.
-            is_of_sample = isinstance(error, SampleError | TarDamage)
-            failures.append(error_line(error) + (_READS_THE_REST if is_of_sample else ""))
-        counts += found
-    if failures and not schemas:
-        raise ValueError("; ".join(failures))
-    unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
-    print(
-        f"{options.path if source.startswith(VIRTUAL_SCHEMES) else source}: "
-        f"{kind}, {counted(len(partitions), 'partition')}{unread}, "
-        f"{counted(counts[_SAMPLES], 'sample')}, {counted(sum(counts[name] for name in _MODALITIES), 'row')}"
-    )
-    print(
-        f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; "
-        f"{counts[_ERRORS]} with an error"
-    )
-    for line in advice.documents:
-        print(f"  documents: {printable(line)}")
-    print("columns:")
-    for field in unify_schemas(schemas) if schemas else []:
-        print(f"  {field.name}: {'JSON' if is_json(field) else field.type}")
-    if first:
-        print(f"first sample: {first[0]['sample_id']}")
-        for row in first:
-            shown = row["materialize_error"] or row["text_content"] or row["content_type"] or ""
-            print(f"  [{row['position']}] {row['modality']}: {shown[:100]}")
-    for line in advice.lines():
-        print(line)
-    return _failed(failures) or int(advice.loses_all)
-
-
-def _counts(table: pa.Table) -> Counter[str]:
-    """Count samples, errors, and rows by modality."""
-    found = Counter(
-        {_SAMPLES: len(table.column("sample_id").unique())}
-        | {entry["values"]: entry["counts"] for entry in table.column("modality").value_counts().to_pylist()}
-    )
-    found[_ERRORS] = table.num_rows - table.column("materialize_error").null_count
-    return found
-
-
-def _first_sample(table: pa.Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.slice(0, 200).to_pylist()
-    return [row for row in rows if row["sample_id"] == rows[0]["sample_id"]]
-
-
-class _Advice:
-    """What `convert` would say: why it would refuse a partition, and which content is not taken."""
-
-    def __init__(self) -> None:
-        self._max_loss = Settings.load().max_loss
-        self.refusals: list[str] = []
-        self.loses_all = False  # of some partition `convert` would refuse, 100 % would be lost
-        self._untaken: list[ContentColumns] = []
-        self._errors = 0
-        self._left_out: list[str] = []
-        self.documents: dict[str, None] = {}  # layouts of documents of others
-
-    def add(
-        self, partition: Partition, schema: pa.Schema, found: Counter[str], notes: dict[str, Any]
-    ) -> None:
-        """Take a partition into account that was read to the end."""
-        from mm_assets.accounting.loss_share import LossShare
-        from mm_assets.formats.document_layouts import INTERLEAVED
-        from mm_assets.formats.reports import DOCUMENTS, PartitionReport, left_out_of, untaken_in
-
-        report = PartitionReport(
-            partition=partition.name,
-            uri=None,
-            rows=sum(found[name] for name in _MODALITIES),
-            samples=found[_SAMPLES],
-            images=found["image"],
-            texts=found["text"],
-            nbytes=0,
-            image_bytes=0,
-            schema=schema,
-            digest="",
-            notes=notes,
-        )
-        self._untaken.append(untaken_in(report))
-        self._errors += found[_ERRORS]
-        self._left_out += left_out_of(notes)
-        self.documents |= dict.fromkeys(
-            each.get(DOCUMENTS, INTERLEAVED) for each in notes.values() if each.get("of_others")
-        )
-        loss = LossShare.of_report(report)
-        refusal = loss.refusal(self._max_loss)
-        self.loses_all |= refusal is not None and round(loss.share, 2) == 1
-        self.refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
-
-    def lines(self) -> list[str]:
-        """Return a line for each of the first refusals, each modality not taken, and members left out."""
-        from mm_assets.formats.reports import left_out_lines, untaken_lines
-
-        more = len(self.refusals) - _NAMED
-        ways = "unless --on-materialize-error is warn, drop_row or drop_sample"
-        return [
-            *([f"convert would refuse the rows with an error, {ways}"] if self._errors else []),
-            *(f"convert would refuse {refusal}" for refusal in self.refusals[:_NAMED]),
-            *([f"and {more} more"] if more > 0 else []),
-            *untaken_lines(self._untaken, len(self._untaken)),
-            *left_out_lines(len(self._left_out), self._left_out),
-        ]
 
 
 def statistics_arguments(commands: Any) -> None:
@@ -377,7 +214,7 @@ def run_preview(options: argparse.Namespace) -> int:
     stored = StoredScores(root, [as_utf8(name) for name in options.shards], _raw_version(settings, root))
     shards = len(stored.shards)
     if not shards:
-        return _failed([printable(line) for line in left_out(stored)])
+        return fail_each([printable(line) for line in left_out(stored)])
     with shard_progress() as progress, WorkerPool(settings.workers, may_fork=True) as pool:
         used = pool if shards >= _FOR_WORKERS else None
         found = study(stored, filters, used, progress, is_shown=bool(options.html))
@@ -391,7 +228,7 @@ def run_preview(options: argparse.Namespace) -> int:
             print(printable(line))
         if not filters:
             print(f"no filter is on; {HOW_TO_SET}")
-    return _failed([printable(line) for line in faults(stored, found)])
+    return fail_each([printable(line) for line in faults(stored, found)])
 
 
 def report_arguments(commands: Any) -> None:
@@ -432,7 +269,7 @@ def run_report(options: argparse.Namespace) -> int:
     write_page(options.output or join(root, REPORT, PAGE), page)
     if options.output != "-":
         print(summary(report))
-    return _failed([printable(line) for line in report.notes])
+    return fail_each([printable(line) for line in report.notes])
 
 
 def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
@@ -448,13 +285,6 @@ def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
                 settings.raw_shards, excluded=root, missing_keys=settings.missing_keys
             ).shards(settings.shards_per_partition)
     return lambda key: listing[key].version if key in listing else None
-
-
-def _failed(lines: Sequence[str]) -> int:
-    """Print lines about what failed, and return the exit code."""
-    for line in lines:
-        fail(line)
-    return FAILED if lines else 0
 
 
 _WIDTH = 100  # of lines that go into a file or another program
@@ -504,7 +334,7 @@ def run_show(options: argparse.Namespace) -> int:
         write_page(options.html, sample_page(sample_id, documents, notes))
     else:
         _print(sample_id, documents, notes, is_terminal)
-    return _failed(failures)
+    return fail_each(failures)
 
 
 def _in_storage(options: argparse.Namespace, sample_id: str, look: Look) -> list[Document]:
