@@ -23,8 +23,8 @@ from mm_assets.formats.images.decode import MAX_PIXELS, decoding
 from mm_assets.formats.images.headers import sniff
 from mm_assets.model.errors import DataError, ImageError, counted, require
 from mm_assets.model.samples import Document
-from mm_assets.train.cache import LocalCopies
 from mm_assets.train.order import Division, EpochOrder, Positions, Progress, Schedule, digest_of
+from mm_assets.train.shards import LocalCopies
 from mm_assets.train.sources import ShardUrls, open_source
 
 Decode = Literal["pil", "tensor"]

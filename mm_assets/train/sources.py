@@ -11,14 +11,11 @@ often each comes in an epoch, and where they lie in tars.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -39,92 +36,14 @@ from mm_assets.model.samples import document_of, sample_offsets
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import exists, join
 from mm_assets.storage.listing import expand_paths
-from mm_assets.train.cache import LocalCopies
 from mm_assets.train.order import digest_of
+from mm_assets.train.shards import LocalCopies, Numbers, OpenFile, Recent, Shard, Source
+from mm_assets.train.tars import TarSource, open_tars
 
-Numbers = npt.NDArray[np.int64]
 ShardUrls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _PLAN_COLUMNS = ("shard", "offset", "bytes", "split", "repeats")
-_OPEN_FILES = 64  # of one process
 _GROUP_BYTES = 256 << 20  # of row groups that one process holds
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A shard: its name, and the number of samples in it."""
-
-    name: str
-    samples: int
-
-
-class Source(ABC):
-    """Samples of one format.
-
-    Attributes:
-        shards: its shards, in order.
-        digest: of all that tells which samples these are; it depends neither on the place nor the machine.
-        is_forkable: whether a forked process may read.
-    """
-
-    is_forkable = True
-
-    def __init__(self, shards: Sequence[Shard], digest: str) -> None:
-        self.shards = list(shards)
-        self.digest = digest
-
-    @abstractmethod
-    def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
-        """Return samples of a shard, in the order of ``numbers``.
-
-        Raises:
-            DataError: what is there is no such sample; the message names file and sample.
-        """
-
-
-Key = TypeVar("Key")
-Held = TypeVar("Held")
-
-
-class Recent(Generic[Key, Held]):
-    """What this process has opened last, within limits.
-
-    A forked process opens anew, since files that both have open share their position. Pickled, it is empty.
-
-    Args:
-        open_: opens it.
-        most: number that is held.
-        most_bytes: bytes that are held, by ``size_of``; the last one is held whatever its size.
-    """
-
-    def __init__(
-        self,
-        open_: Callable[[Key], Held],
-        most: int = _OPEN_FILES,
-        most_bytes: int = 0,
-        size_of: Callable[[Held], int] | None = None,
-    ) -> None:
-        self._open, self._most, self._most_bytes, self._size_of = open_, most, most_bytes, size_of
-        self._held: OrderedDict[Key, Held] = OrderedDict()
-        self._pid = os.getpid()
-
-    def get(self, key: Key) -> Held:
-        """Return what is held under a key, opened if it is not."""
-        if self._pid != os.getpid():
-            self._held, self._pid = OrderedDict(), os.getpid()
-        if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key]
-        found = self._held[key] = self._open(key)
-        while len(self._held) > 1 and (
-            len(self._held) > self._most
-            or (self._size_of and sum(map(self._size_of, self._held.values())) > self._most_bytes)
-        ):
-            self._held.popitem(last=False)
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": OrderedDict(), "_pid": -1}
 
 
 class TableSource(Source):
@@ -283,17 +202,6 @@ class ArrowCacheSource(Source):
         return [dataset[first + int(number)] for number in numbers]
 
 
-class OpenFile:
-    """A file that is closed when nobody has it any more."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if (descriptor := vars(self).pop("descriptor", None)) is not None:
-            os.close(descriptor)
-
-
 class PairedSource(Source):
     """Tars of single modalities, joined by key, as `MultiModalWebDataset` joins them; a shard is a group.
 
@@ -373,8 +281,6 @@ def open_source(
 
 
 def _opened(kind: str, places: Sequence[str], copies: LocalCopies) -> Source:
-    from mm_assets.train.tars import open_tars
-
     if kind == "webdataset":
         return open_tars(expand_paths(list(places), format_of(kind).suffixes), copies)
     if kind == "parquet":
@@ -397,8 +303,6 @@ def _whole(source: Source, split: str | None, place: str) -> Chosen:
 
 def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
     """Return the samples that a plan chooses; those that it leaves out are in no shard."""
-    from mm_assets.train.tars import TarSource
-
     file = join(folder, PLAN)
     plan = read_small_table(file, _PLAN_COLUMNS)
     plan = plan.filter(pc.is_valid(plan.column("shard")))

@@ -38,9 +38,8 @@ from mm_assets.model.errors import DataError
 from mm_assets.model.samples import Document, item_order
 from mm_assets.storage.files import read_bytes
 from mm_assets.storage.stamps import existing_files, parallel_map
-from mm_assets.train.cache import LocalCopies
 from mm_assets.train.order import digest_of
-from mm_assets.train.sources import Numbers, OpenFile, Recent, Shard, Source
+from mm_assets.train.shards import LocalCopies, Numbers, OpenFile, Recent, Shard, Source
 
 _INDEX = ".idx"
 Typed = Mapping[str, Callable[[Any], Any]]

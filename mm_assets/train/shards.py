@@ -1,7 +1,9 @@
-"""Local copies of remote files, within a bound, shared by all processes of a machine.
+"""Shards of numbered samples: the contract of their sources, and the files that these have open.
 
-A copy appears as a whole, by a rename. One process downloads a file while others that want it wait. What was
-used longest ago is removed first; who has it open reads on.
+* `Source`: the samples of one format. `Recent`: what a process has opened last.
+* `LocalCopies`: copies of remote files, within a bound, shared by all processes of a machine. A copy appears
+  as a whole, by a rename. One process downloads a file while others that want it wait. What was used longest
+  ago is removed first; who has it open reads on.
 """
 
 from __future__ import annotations
@@ -11,11 +13,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from mm_assets.formats.partitions import parse_bytes
@@ -28,8 +35,98 @@ from mm_assets.storage.temporary import create_locked, temporary_name
 _BLOCK = 8 << 20
 _SUFFIX = ".copy"
 _ATTEMPTS = 5
+_OPEN_FILES = 64  # of one process
 
 T = TypeVar("T")
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard: its name, and the number of samples in it."""
+
+    name: str
+    samples: int
+
+
+class Source(ABC):
+    """Samples of one format.
+
+    Attributes:
+        shards: its shards, in order.
+        digest: of all that tells which samples these are; it depends neither on the place nor the machine.
+        is_forkable: whether a forked process may read.
+    """
+
+    is_forkable = True
+
+    def __init__(self, shards: Sequence[Shard], digest: str) -> None:
+        self.shards = list(shards)
+        self.digest = digest
+
+    @abstractmethod
+    def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
+        """Return samples of a shard, in the order of ``numbers``.
+
+        Raises:
+            DataError: what is there is no such sample; the message names file and sample.
+        """
+
+
+Key = TypeVar("Key")
+Held = TypeVar("Held")
+
+
+class Recent(Generic[Key, Held]):
+    """What this process has opened last, within limits.
+
+    A forked process opens anew, since files that both have open share their position. Pickled, it is empty.
+
+    Args:
+        open_: opens it.
+        most: number that is held.
+        most_bytes: bytes that are held, by ``size_of``; the last one is held whatever its size.
+    """
+
+    def __init__(
+        self,
+        open_: Callable[[Key], Held],
+        most: int = _OPEN_FILES,
+        most_bytes: int = 0,
+        size_of: Callable[[Held], int] | None = None,
+    ) -> None:
+        self._open, self._most, self._most_bytes, self._size_of = open_, most, most_bytes, size_of
+        self._held: OrderedDict[Key, Held] = OrderedDict()
+        self._pid = os.getpid()
+
+    def get(self, key: Key) -> Held:
+        """Return what is held under a key, opened if it is not."""
+        if self._pid != os.getpid():
+            self._held, self._pid = OrderedDict(), os.getpid()
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        found = self._held[key] = self._open(key)
+        while len(self._held) > 1 and (
+            len(self._held) > self._most
+            or (self._size_of and sum(map(self._size_of, self._held.values())) > self._most_bytes)
+        ):
+            self._held.popitem(last=False)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": OrderedDict(), "_pid": -1}
+
+
+class OpenFile:
+    """A file that is closed when nobody has it any more."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if (descriptor := vars(self).pop("descriptor", None)) is not None:
+            os.close(descriptor)
 
 
 class LocalCopies:

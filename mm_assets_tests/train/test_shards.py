@@ -11,7 +11,7 @@ import pytest
 
 from mm_assets.model.errors import DataError
 from mm_assets.train import InterleavedDataset
-from mm_assets.train.cache import LocalCopies
+from mm_assets.train.shards import LocalCopies
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
 SIZE = 1000
@@ -89,7 +89,7 @@ def test_a_failed_download_leaves_nothing(
         def read(self, size: int) -> bytes:
             raise ConnectionResetError("gone")
 
-    monkeypatch.setattr("mm_assets.train.cache.open_binary", lambda _: Breaks())
+    monkeypatch.setattr("mm_assets.train.shards.open_binary", lambda _: Breaks())
     with pytest.raises(ConnectionResetError):
         LocalCopies(tmp_path).open(f"{store}/a", read)
     assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}
