@@ -41,7 +41,8 @@ class EpochDataset(IterableDataset, ABC):
     next epoch. A DataLoader's workers share them. `loader` gives batches, equally many on each rank.
 
     Args:
-        rank, world_size: None takes RANK and WORLD_SIZE of the environment, as torchrun sets them, or one.
+        rank: None takes RANK of the environment, as torchrun sets it, or 0.
+        world_size: ranks there are; None takes WORLD_SIZE of the environment, or 1.
 
     Attributes:
         is_forkable: whether a forked process may read.
@@ -307,7 +308,8 @@ class InterleavedDataset(EpochDataset):
         split: a split of the plan; None takes all.
         shuffle: False gives the samples as they lie.
         seed: of the order.
-        rank, world_size: None takes RANK and WORLD_SIZE of the environment, or one rank.
+        rank: None takes RANK of the environment, or 0.
+        world_size: ranks there are; None takes WORLD_SIZE of the environment, or 1.
         window: shards that are shuffled together, and read at the same time.
         decode: images as Pillow's in RGB, or as ``torch.uint8`` of channels, rows, columns; None leaves the
             bytes of their files.
@@ -443,7 +445,8 @@ class Mixture(EpochDataset):
     Args:
         datasets: their own ranks and states do not count.
         weights: shares of the samples, in any unit.
-        rank, world_size: None takes RANK and WORLD_SIZE of the environment, or one rank.
+        rank: None takes RANK of the environment, or 0.
+        world_size: ranks there are; None takes WORLD_SIZE of the environment, or 1.
 
     Raises:
         ValueError: the weights are not one positive number for each dataset.

@@ -186,7 +186,8 @@ class PackedDataset(EpochDataset):
         tokenize: the same as for the counts.
         seed: of the order of sequences.
         shuffle: False gives them as they are in the plan.
-        rank, world_size: None takes RANK and WORLD_SIZE of the environment, or one rank.
+        rank: None takes RANK of the environment, or 0.
+        world_size: ranks there are; None takes WORLD_SIZE of the environment, or 1.
 
     Raises:
         DataError: the plan is of other documents. Reading raises it if the tokenizer is another.
