@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import BY_ASSET, CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, ShardRecord
+from mm_assets.filters.duplicates import DEDUP
 from mm_assets.filters.measure import is_measured
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
@@ -54,6 +55,7 @@ class Amounts(Count):
 
 
 NOTHING: Final = Amounts()
+_COPY: Final = "copy of another one"
 _BITS: Final = 46  # of a float64 that are cut off: sign, exponent and 6 bits of the fraction stay
 
 
@@ -263,7 +265,11 @@ def _count_flags(part: ShardReport, items: pa.Table) -> None:
 
 def _by_reason(items: pa.Table) -> Counter[tuple[str, str]]:
     groups = items.group_by(["kind", "reason"]).aggregate([("outcome", "count")])
-    return Counter({(g["kind"], g["reason"]): g["outcome_count"] for g in groups.to_pylist()})
+    found: Counter[tuple[str, str]] = Counter()
+    for group in groups.to_pylist():
+        reason = _COPY if group["kind"] in DEDUP else group["reason"]  # which of each, the clusters tell
+        found[group["kind"], reason] += group["outcome_count"]
+    return found
 
 
 def _count_reasons(part: ShardReport, dropped: pa.Table, file_name: str) -> None:
