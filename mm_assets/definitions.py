@@ -7,7 +7,9 @@ try:
 except ImportError as error:
     raise explained(error) from None
 
+from mm_assets.accounting.record import statistics_folder
 from mm_assets.automation.alerts.tick import alerts_sensor
+from mm_assets.automation.awaited_verdicts import with_verdicts
 from mm_assets.automation.sensors import (
     JOBS,
     automation_sensor,
@@ -55,7 +57,8 @@ SHARDED_ASSETS = [
 def build_definitions() -> dg.Definitions:
     """The definitions for the environment as it is now (see `resources_from_environment`)."""
     settings, resources = Settings.load(), resources_from_environment()
-    found = [duplicates] if duplicate_filters(resources["bounds"].active()) else []
+    filters, root = resources["bounds"].active(), resources["maintained"].root
+    found = [duplicates] if duplicate_filters(filters) else []
     set_console_level(settings.log_level)
     return dg.Definitions(
         assets=[
@@ -63,7 +66,11 @@ def build_definitions() -> dg.Definitions:
             *(spec.merge_attributes(owners=settings.owners) for spec in (report, *found)),
             training_set.map_asset_specs(lambda spec: spec.merge_attributes(owners=settings.owners)),
             *(
-                described(with_settings(asset, resources), resources["maintained"].root, settings.owners)
+                described(
+                    with_verdicts(with_settings(asset, resources), statistics_folder(root), filters),
+                    root,
+                    settings.owners,
+                )
                 for asset in SHARDED_ASSETS
             ),
         ],

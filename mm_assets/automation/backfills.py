@@ -41,6 +41,7 @@ from dagster._utils.schedules import schedule_execution_time_iterator
 
 from mm_assets.accounting.proof import ProofStore
 from mm_assets.accounting.record import BY_ASSET, CURATED
+from mm_assets.automation.awaited_verdicts import SCORED, AwaitedVerdicts
 from mm_assets.automation.due_shards import (
     FAILED,
     MISSING,
@@ -54,6 +55,7 @@ from mm_assets.automation.due_shards import (
     versions_of_partitions,
 )
 from mm_assets.formats.raw_shards import Listing, unchanged_shards
+from mm_assets.graph.assets import FILTERED_PARQUET
 from mm_assets.graph.dagster_internals import (
     SHARDS,
     WORKING,
@@ -82,6 +84,7 @@ from mm_assets.view.overview import (
     short_time,
 )
 
+_SCORED = [dg.AssetKey(name) for name in SCORED]
 # What has started a run or a backfill, and why: tags. The UI shows them, and no title of a backfill.
 STARTED_BY = "mm_assets/started_by"
 WHY = "mm_assets/why"
@@ -160,12 +163,16 @@ class DueBackfills:
     Args:
         versions: of all raw shards that have a partition.
         latest_run: storage id of the latest run when the search began.
+        verdicts: those on duplicates that shards are filtered with; None: without any.
+        is_scoring: whether a run or a backfill is about to make scores.
     """
 
     due: DueShards
     versions: Mapping[str, str]
     asset_graph: AssetGraph
     latest_run: int = 0
+    verdicts: AwaitedVerdicts | None = None
+    is_scoring: bool = False
 
     @classmethod
     def find(cls, instance: dg.DagsterInstance, asset_graph: AssetGraph, listing: Listing) -> DueBackfills:
@@ -176,13 +183,40 @@ class DueBackfills:
         # Backfills first: one that ends in between has then made what was due.
         unfinished = unfinished_partitions(instance, asset_graph)
         found = due_shards(instance, asset_graph, versions)
-        return cls(_without_busy(found, unfinished, versions), versions, asset_graph, latest_run)
+        free = _without_busy(found, unfinished, versions)
+        is_scoring = any(found.in_progress.get(asset) or unfinished.get(asset) for asset in _SCORED)
+        verdicts = AwaitedVerdicts.of_graph(instance, asset_graph)
+        return cls(free, versions, asset_graph, latest_run, verdicts, is_scoring)
+
+    def request(self, chosen: DueShards, started_by: str) -> dg.RunRequest | None:
+        """Return the request for the verdicts that shards wait for which have their scores, if it is time."""
+        if self.verdicts is None:
+            return None
+        is_scoring = self.is_scoring or any(chosen.by_asset.get(asset) for asset in _SCORED)
+        return self.verdicts.request(self.awaiting(chosen), is_scoring, {STARTED_BY: started_by})
+
+    def awaiting(self, chosen: DueShards) -> list[str]:
+        """Return the shards that wait for nothing but verdicts."""
+        without = self._without_verdicts(chosen)
+        return [key for key in without if not any(key in self.due.by_asset.get(of, ()) for of in _SCORED)]
+
+    def _without_verdicts(self, chosen: DueShards) -> list[str]:
+        """Return the shards that cannot be filtered: without verdicts, or soon with other scores."""
+        if self.verdicts is None:
+            return []
+        return [
+            key
+            for key in chosen.by_asset.get(FILTERED_PARQUET, ())
+            if any(key in self.due.by_asset.get(of, ()) for of in _SCORED) or self.verdicts.lacks(key)
+        ]
 
     def launch(self, instance: dg.DagsterInstance, chosen: DueShards, started_by: str) -> list[str]:
         """Launch a backfill for each set of assets that is due in some shards; return a line for each.
 
-        Shards that somebody else has taken since the search are left out.
+        Shards that somebody else has taken since the search are left out; those without verdicts are not
+        filtered.
         """
+        chosen = _held_back(chosen, FILTERED_PARQUET, set(self._without_verdicts(chosen)))
         if chosen.partitions():
             chosen = chosen.restricted(set(chosen.partitions()) - self._taken_since(instance))
         lines = []
@@ -198,6 +232,19 @@ class DueBackfills:
         runs = [record.dagster_run for record in records if record.storage_id > self.latest_run]
         taken = {key for run in runs for key in keys_of_run(run, SHARDS, instance)}
         return taken.union(*unfinished_partitions(instance, self.asset_graph).values())
+
+
+def _held_back(due: DueShards, asset: dg.AssetKey, keys: Collection[str]) -> DueShards:
+    """Return what is due but for some partitions of an asset, and of what is made from it."""
+    if not keys:
+        return due
+    held, kept = {asset}, {}
+    for each, found in due.by_asset.items():
+        if each == asset or not held.isdisjoint(due.parents[each]):
+            held.add(each)
+            found = {key: why for key, why in found.items() if key not in keys}
+        kept[each] = found
+    return DueShards(kept, due.in_progress, due.parents)
 
 
 def _without_busy(
@@ -233,6 +280,7 @@ def digests_in(cursor: str | None) -> set[bytes]:
 
 
 LOOK_AGAIN_SECONDS = 30
+STARTED_BY_REFRESH = "schedule refresh"
 # What a run of `refresh` has found, in the key-value store of the instance: when, and a cursor of digests.
 _FOUND = "mm_assets/refresh"
 
@@ -240,28 +288,44 @@ _FOUND = "mm_assets/refresh"
 def note_found(instance: dg.DagsterInstance, found: DueBackfills) -> None:
     """Note what is due, for `launch_found`."""
     cursor = cursor_of(digest_of(key, found.versions[key]) for key in found.due.partitions())
-    instance.run_storage.set_cursor_values({_FOUND: json.dumps([time.time(), cursor])})
+    instance.run_storage.set_cursor_values({_FOUND: json.dumps([time.time(), cursor, False])})
 
 
-def launch_found(instance: dg.DagsterInstance, graph: AssetGraph, listing: Listing) -> list[str]:
+def launch_found(
+    instance: dg.DagsterInstance, graph: AssetGraph, listing: Listing
+) -> tuple[list[str], list[dg.RunRequest]]:
     """Launch backfills of what the job `refresh` has found, where it is still due and the same.
+
+    What has to wait for verdicts on duplicates is not forgotten before these are asked for; the job that
+    finds them launches it.
 
     Returns:
         A line for each backfill; one, if nothing is left to launch; none, if nothing was found, or just now.
+        And requests of runs.
     """
     text = instance.run_storage.get_cursor_values({_FOUND}).get(_FOUND)
     if not text:
-        return []
-    moment, cursor = json.loads(text)
+        return [], []
+    moment, cursor, *was_launched = json.loads(text)
     if 0 <= time.time() - moment < LOOK_AGAIN_SECONDS:  # what is being uploaded is another at the next look
-        return []
+        return [], []
     before = digests_in(cursor)
     found = DueBackfills.find(instance, graph, listing)
     same = {key for key in found.due.partitions() if digest_of(key, found.versions[key]) in before}
-    lines = found.launch(instance, found.due.restricted(same), "schedule refresh")
+    chosen, lines = found.due.restricted(same), []
+    if any(was_launched):  # what has failed since is not tried again
+        chosen = chosen.restricted(set(found.awaiting(chosen)))
+    else:
+        lines = found.launch(instance, chosen, STARTED_BY_REFRESH)
+    request = found.request(chosen, STARTED_BY_REFRESH)
+    is_scoring = found.is_scoring or any(chosen.by_asset.get(asset) for asset in _SCORED)
+    waits = found.verdicts is not None and request is None and (is_scoring or found.awaiting(chosen))
     if instance.run_storage.get_cursor_values({_FOUND}).get(_FOUND) == text:  # else there is a newer find
-        instance.run_storage.set_cursor_values({_FOUND: ""})
-    return lines or ["refresh: what was due is being made, or has changed"]
+        note = json.dumps([time.time(), cursor, True]) if waits else ""
+        instance.run_storage.set_cursor_values({_FOUND: note})
+    if waits:
+        lines = [*lines, "refresh: shards wait until duplicates are looked for in them"]
+    return lines or ["refresh: what was due is being made, or has changed"], [request] if request else []
 
 
 def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:

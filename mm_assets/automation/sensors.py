@@ -187,6 +187,7 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
         minimum_interval_seconds=30,
         default_status=dg.DefaultSensorStatus.STOPPED if mode == OFF else dg.DefaultSensorStatus.RUNNING,
         description=f"Launches backfills of due shards (MM_AUTOMATION={mode}).",
+        jobs=[duplicates],  # filters wait for what it finds
     )
     def automation(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
         try:
@@ -201,11 +202,17 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
         digests = {key: digest_of(key, found.versions[key]) for key in wanted.partitions()}
         # A shard that is being uploaded has another version at the next tick.
         complete = {key for key, digest in digests.items() if digest in before}
-        lines = found.launch(context.instance, wanted.restricted(complete), "sensor automation")
+        chosen = wanted.restricted(complete)
+        lines = found.launch(context.instance, chosen, "sensor automation")
         for line in lines:
             context.log.info(line)
         waiting = [digest for key, digest in digests.items() if key not in complete]
         cursor = cursor_of(waiting)
+        request = found.request(chosen, "sensor automation")
+        if request is not None:
+            return dg.SensorResult([request], cursor=cursor)
+        if awaiting := found.awaiting(chosen):
+            lines.append(f"{counted(len(awaiting), 'shard waits', 'shards wait')} for verdicts on duplicates")
         uploading = (
             counted(len(waiting), "shard waits until it is", "shards wait until they are")
             + " seen unchanged at the next tick"
@@ -516,6 +523,7 @@ _MAX_OBSERVED = 500
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Adds a partition for every new raw shard, notes those that have changed or are gone, and "
     "launches what the job refresh has found.",
+    jobs=[duplicates],
 )
 def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
     """Add a partition for every raw shard that has none yet; note those that have changed or are gone.
@@ -541,9 +549,10 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
     ]
     state = _listing_state(context.instance, listed)
     launched: list[str] = []
+    requests: list[dg.RunRequest] = []
     if context.repository_def is not None:
         graph = context.repository_def.asset_graph
-        launched = launch_found(context.instance, graph, listed)
+        launched, requests = launch_found(context.instance, graph, listed)
         for line in launched:
             context.log.info(line)
         if state != context.cursor:
@@ -558,15 +567,17 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
         *([counted(passed, "check has passed", "checks have passed")] if passed else []),
         *listed.unmatched,
     ]  # fmt: skip
-    if not new and not noted:
+    if not (new or noted or requests):
         context.update_cursor(state)
         return dg.SkipReason(
             "; ".join([counted(len(listed), "raw shard is known", "raw shards are known"), *told])
         )
+    reason = "; ".join([*([counted(len(new), "new raw shard")] if new else []), *told])
     return dg.SensorResult(
+        requests,
         dynamic_partitions_requests=[SHARDS.build_add_request(new)] if new else [],
         asset_events=noted,
-        skip_reason="; ".join([*([counted(len(new), "new raw shard")] if new else []), *told]),
+        skip_reason=None if requests else reason,
     )
 
 

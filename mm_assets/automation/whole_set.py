@@ -9,8 +9,11 @@ from typing import Any
 
 import dagster as dg
 
+from mm_assets.accounting.record import statistics_folder
+from mm_assets.automation.awaited_verdicts import JOB
 from mm_assets.automation.backfills import launch_backfill
 from mm_assets.duplicates.finder import FoundDuplicates, find_duplicates
+from mm_assets.filters.duplicates import VerdictIndex
 from mm_assets.graph.assets import DUPLICATES, FILTERED_PARQUET
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.planned_jobs import metadata_values
@@ -42,6 +45,8 @@ def statistics() -> None:
 def find_set_duplicates(
     context: dg.OpExecutionContext, bounds: FilterThresholds, maintained: MaintainedStorage
 ) -> None:
+    folder = statistics_folder(maintained.root)
+    before = VerdictIndex.read(folder).shards
     found = find_duplicates(maintained.root, bounds.active())
     if not found.found:
         context.log.info("MM_DEDUP_IMAGES and MM_DEDUP_DOCUMENTS are off")
@@ -50,7 +55,9 @@ def find_set_duplicates(
     for line in found.lines():
         context.log.info(line)
     known = set(context.instance.get_dynamic_partitions(str(SHARDS.name)))
-    if keys := [key for key in found.changed if key in known]:
+    # Also those that were made anew and waited for what turned out to be the same verdicts.
+    now = VerdictIndex.read(folder).shards
+    if keys := [key for key, verdicts in now.items() if key in known and before.get(key) != verdicts]:
         graph = context.repository_def.asset_graph
         made_from = dg.AssetSelection.assets(FILTERED_PARQUET).downstream().resolve(graph)
         assets = sorted(made_from & graph.materializable_asset_keys)
@@ -60,7 +67,9 @@ def find_set_duplicates(
         )
 
 
-@dg.job(description="Find duplicates anew, and have the shards filtered again whose verdicts differ.")
+@dg.job(
+    name=JOB, description="Find duplicates anew, and have the shards filtered again whose verdicts differ."
+)
 def duplicates() -> None:
     find_set_duplicates()
 

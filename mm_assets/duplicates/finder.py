@@ -3,7 +3,8 @@
 What is compared are stored scores: nothing is decoded, and no image or text is read.
 
 * Documents come first, then the images of those that stay: a document that goes takes no picture with it that
-  is kept nowhere else. What other filters drop counts for nothing, for the same reason.
+  is kept nowhere else. What other filters drop counts for nothing, for the same reason, and copies of images
+  are dropped last (`Filter.is_last`).
 * Preferred are documents with more images, then with more words; images with more pixels, then with more
   bytes; then the smallest sample id and position.
 * Equal are images with the same SHA-256, and documents with the same texts and images. Alike are images by
@@ -133,7 +134,7 @@ def find_duplicates(
     for judge in filters:
         if not isinstance(judge, DuplicateFilter):
             judge.refuse_missing_statistics()
-    others = [judge for judge in filters if not isinstance(judge, DuplicateFilter) and judge.action != FLAG]
+    others = _others(filters)
     stems = [name.removesuffix(".parquet") for name in stored.shards]
     records = Ledger(root).records_by_name(CURATED.asset, stems)
     shards = [records[stem].key for stem in stems]
@@ -161,21 +162,34 @@ def find_duplicates(
             gone = verdicts[-1].column("sample_id").combine_chunks()
             verdicts.append(_noted("image", found, shards, *images.clusters(gone)))
     versions = {records[stem].key: records[stem].version for stem in stems}
-    changed = _publish(statistics_folder(root), judges, pa.concat_tables(verdicts), versions)
+    changed = _publish(statistics_folder(root), found_with(filters), pa.concat_tables(verdicts), versions)
     return FoundDuplicates(found, len(shards), changed, stored.left_out)
 
 
 def has_verdicts(root: str, filters: Iterable[Filter[Any]], shards: Iterable[str]) -> bool:
     """Return whether filters have verdicts on the duplicates in shards as these are now."""
-    judges = duplicate_filters(filters)
-    if not judges:
+    filters = list(filters)
+    if not duplicate_filters(filters):
         return True
     index = VerdictIndex.read(statistics_folder(root))
     names = {partition_filename(shard): shard for shard in shards}
     records = Ledger(root).records_by_name(CURATED.asset, names)
-    return all(judge.was_found(index) for judge in judges) and not any(
+    return index.found_with == found_with(filters) and not any(
         index.fault(names[name], record.version) for name, record in records.items()
     )
+
+
+def found_with(filters: Iterable[Filter[Any]]) -> dict[str, Any]:
+    """Return what verdicts depend on: settings by name, and those of the other filters, which come first."""
+    filters = list(filters)
+    own = {name: value for judge in duplicate_filters(filters) for name, value in judge.found_with.items()}
+    others = {judge.name: f"{judge.threshold} {judge.version}".strip() for judge in _others(filters)}
+    return {**own, "others": others}
+
+
+def _others(filters: Iterable[Filter[Any]]) -> list[Filter[Any]]:
+    """Return the filters that drop what is not compared."""
+    return [judge for judge in filters if not isinstance(judge, DuplicateFilter) and judge.action != FLAG]
 
 
 def _judge(judges: Iterable[Filter[Any]], kind: type[Any]) -> Any:
@@ -269,11 +283,12 @@ def _noted(
 
 
 def _publish(
-    folder: str, judges: Iterable[DuplicateFilter[Any]], verdicts: pa.Table, versions: Mapping[str, str]
+    folder: str, settings: Mapping[str, Any], verdicts: pa.Table, versions: Mapping[str, str]
 ) -> list[str]:
     """Publish the verdicts on each shard that are not as before, then the index; return these shards.
 
     Args:
+        settings: what they were found with.
         verdicts: on all shards.
         versions: of the curated rows of each shard, in the order of their numbers.
     """
@@ -292,6 +307,5 @@ def _publish(
             if digest:
                 publish_table(verdicts_uri(folder, shard), of_shard)
         published[shard] = versions[shard], digest
-    found_with = {name: value for judge in judges for name, value in judge.found_with.items()}
-    VerdictIndex(found_with, published).publish(folder)
+    VerdictIndex(settings, published).publish(folder)
     return changed

@@ -7,7 +7,7 @@ needs scores alone: it says what several filters make of the items and samples o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Final, NamedTuple, Self
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, S, TextFilter
+from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, RowKeys, S, TextFilter
 from mm_assets.filters.judged import Judged, JudgedSamples, JudgedTexts, LeftSamples, Rows, text_scores
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
@@ -37,8 +37,6 @@ from mm_assets.model.nested_types import compact, take_rows
 from mm_assets.model.samples import ROWS_CHANGED, InterleavedBatch, StepResult
 
 Mask = npt.NDArray[np.bool_]
-
-_KEY_COLUMNS = ("sample_id", "position", "modality", "materialize_error", "source_ref")
 
 
 class Refusal(NamedTuple):
@@ -76,63 +74,6 @@ class Decisions:
 
     refusals: Mapping[int, Refusal]
     flags: Sequence[tuple[int, Refusal]]
-
-
-class RowKeys:
-    """Keys of the rows of a table: sample, position and modality of each; also its error and source.
-
-    Args:
-        table: an interleaved table, or the rows as mappings.
-        columns: columns of the rows, for filters that look at any.
-    """
-
-    def __init__(
-        self, table: pa.Table | Sequence[Mapping[str, Any]], columns: RowColumns | None = None
-    ) -> None:
-        self._table = table
-        self.columns = columns
-
-    def __getitem__(self, row: int) -> Mapping[str, Any]:
-        return self._rows[row]
-
-    def at(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]]:
-        """Return some rows; where no other has been asked for, no other is looked at."""
-        if isinstance(self._table, pa.Table) and "_rows" not in self.__dict__:
-            return _row_keys(self._table, rows)
-        return [self._rows[row] for row in rows]
-
-    @cached_property
-    def is_image(self) -> Mask:
-        """Whether each row is an image without an error."""
-        rows = (row["modality"] == "image" and row["materialize_error"] is None for row in self._rows)
-        return np.fromiter(rows, bool, len(self._rows))
-
-    @cached_property
-    def samples(self) -> Collection[list[int]]:
-        """The rows of each sample."""
-        samples: dict[str, list[int]] = {}
-        for row, row_key in enumerate(self._rows):
-            samples.setdefault(row_key["sample_id"], []).append(row)
-        return samples.values()
-
-    @cached_property
-    def owners(self) -> Rows:
-        """The number of each row's sample, in the order of `samples`."""
-        owners = np.zeros(len(self._rows), np.int64)
-        for number, rows in enumerate(self.samples):
-            owners[rows] = number
-        return owners
-
-    @cached_property
-    def _rows(self) -> Sequence[Mapping[str, Any]]:
-        if not isinstance(self._table, pa.Table):
-            return self._table
-        return _row_keys(self._table)
-
-
-def _row_keys(table: pa.Table, rows: Sequence[int] | None = None) -> list[Mapping[str, Any]]:
-    columns = table.select([name for name in _KEY_COLUMNS if name in table.column_names])
-    return (columns if rows is None else columns.take(pa.array(rows, pa.int64()))).to_pylist()
 
 
 class ItemRefusals:
@@ -264,7 +205,7 @@ class Verdicts:
     def dropped(self, chain: FilterChain) -> Mask:
         """Return which rows a chain drops, by its rules."""
         items, samples = chain.of_items, chain.of_samples
-        lost = self._lost_with(items)
+        lost = self._lost_with(items) | self._lost_with(chain.last)
         refused = [self._refused_by(judge, items).rows for judge in samples if judge.action != FLAG]
         if not any(map(len, refused)):
             return lost
@@ -275,9 +216,7 @@ class Verdicts:
     def decide(self, chain: FilterChain) -> Decisions:
         """Return what drops or flags each row that a chain has something against."""
         items, samples = chain.of_items, chain.of_samples
-        refusals, flags = _decide_items(items, self._item_refusals)
-        if any(refusal.filter.action == DROP_SAMPLE for refusal in refusals.values()):
-            refusals |= _lost_with_samples(self._row_keys, refusals)
+        refusals, flags = self._decide_items(items)
         for judge in sorted(samples, key=lambda judge: judge.action == FLAG):
             left = self._left_by(items)
             refused = self._refused_by(judge, items)
@@ -288,7 +227,26 @@ class Verdicts:
                 elif first not in refusals:
                     refusals[first] = refusal
                     refusals |= dict.fromkeys(others, refusal._replace(is_cause=False))
+        of_last, more_flags = self._decide_items(chain.last)
+        refusals = of_last | refusals
+        flags += more_flags
         return Decisions(refusals, [(row, refusal) for row, refusal in flags if row not in refusals])
+
+    def _decide_items(
+        self, filters: Iterable[Filter[Any]]
+    ) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
+        """Return the refusal that decides about each row, by row, and all flags with their rows."""
+        refusals: dict[int, Refusal] = {}
+        flags: list[tuple[int, Refusal]] = []
+        # Those that drop samples come first: an item that another one drops must not hide from them.
+        for judge in sorted(filters, key=lambda judge: judge.action != DROP_SAMPLE):
+            if judge.action == FLAG:
+                flags += self._item_refusals.of(judge).items()
+            else:
+                refusals = {**self._item_refusals.of(judge), **refusals}
+        if any(refusal.filter.action == DROP_SAMPLE for refusal in refusals.values()):
+            refusals |= _lost_with_samples(self._row_keys, refusals)
+        return refusals, flags
 
     def _lost_with(self, items: Sequence[Filter[Any]]) -> Mask:
         """Return which rows filters of items drop."""
@@ -380,21 +338,6 @@ class _Left:
         return [part.tolist() for part in np.split(rows, ends)]
 
 
-def _decide_items(
-    filters: Sequence[Filter[Any]], item_refusals: ItemRefusals
-) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
-    """Return the refusal that decides about each refused item, by row, and all flags with their rows."""
-    refusals: dict[int, Refusal] = {}
-    flags: list[tuple[int, Refusal]] = []
-    # Those that drop samples come first: an item that another one drops must not hide from them.
-    for judge in sorted(filters, key=lambda judge: judge.action != DROP_SAMPLE):
-        if judge.action == FLAG:
-            flags += item_refusals.of(judge).items()
-        else:
-            refusals = {**item_refusals.of(judge), **refusals}
-    return refusals, flags
-
-
 def _lost_with_samples(row_keys: RowKeys, refusals: Mapping[int, Refusal]) -> dict[int, Refusal]:
     """Return the refusals of all rows of the samples that an item takes with it, by row."""
     lost: dict[int, Refusal] = {}
@@ -426,7 +369,8 @@ class FilterChain:
 
     An item that a filter with the action ``drop_sample`` refuses takes its sample with it, whatever other
     filters say. Then the first filter that refuses an item drops it. The samples that are left are judged by
-    what they still have. What a filter with the action ``flag`` refuses stays, and is listed.
+    what they still have, and then their images by filters that are last (`Filter.is_last`). What a filter
+    with the action ``flag`` refuses stays, and is listed.
 
     Args:
         images: filters of images, in order.
@@ -461,8 +405,16 @@ class FilterChain:
 
     @cached_property
     def of_items(self) -> tuple[Filter[Any], ...]:
-        """The filters of images and texts, in order."""
-        return (*self.images, *(judge for judge in self.samples if isinstance(judge, TextFilter)))
+        """The filters of images and texts, in order, but for those that are `last`."""
+        return (
+            *(judge for judge in self.images if not judge.is_last),
+            *(judge for judge in self.samples if isinstance(judge, TextFilter)),
+        )
+
+    @cached_property
+    def last(self) -> tuple[Filter[Any], ...]:
+        """The filters of images that judge what all others keep."""
+        return tuple(judge for judge in self.images if judge.is_last)
 
     @cached_property
     def of_samples(self) -> tuple[Filter[Any], ...]:

@@ -55,7 +55,10 @@ _INDEX_SCHEMA = pa.schema(
         pa.field("verdicts", pa.string(), nullable=False),
     ]
 )
-_FOLDER: Final = "duplicates"
+ASSET: Final = "duplicates"
+"""The asset that verdicts are an input of others as, and their folder."""
+NO_COPIES: Final = "none"
+"""Version of this input where nothing of a shard is a copy."""
 _INDEX: Final = "index.parquet"
 _FOUND_WITH: Final = b"mm_assets:found_with"
 HOW_TO_FIND: Final = "`mm-assets duplicates` finds them, once scores of all shards are stored"
@@ -63,7 +66,7 @@ HOW_TO_FIND: Final = "`mm-assets duplicates` finds them, once scores of all shar
 
 def verdicts_uri(folder: str, shard: str) -> str:
     """Return where the verdicts on a shard are, in a folder of what was found out about the whole set."""
-    return join(folder, _FOLDER, "shards", f"{partition_filename(shard)}.parquet")
+    return join(folder, ASSET, "shards", f"{partition_filename(shard)}.parquet")
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class VerdictIndex:
     def read(cls, folder: str) -> Self:
         """Return the index in a folder; an empty one where there is none."""
         try:
-            table = read_small_table(join(folder, _FOLDER, _INDEX))
+            table = read_small_table(join(folder, ASSET, _INDEX))
         except FileNotFoundError:
             return cls()
         versions = zip(table.column("version").to_pylist(), table.column("verdicts").to_pylist(), strict=True)
@@ -99,7 +102,7 @@ class VerdictIndex:
         ]
         schema = _INDEX_SCHEMA.with_metadata({_FOUND_WITH: json.dumps(self.found_with).encode()})
         arrays = [pa.array(values, pa.string()) for values in columns]
-        publish_table(join(folder, _FOLDER, _INDEX), pa.Table.from_arrays(arrays, schema=schema))
+        publish_table(join(folder, ASSET, _INDEX), pa.Table.from_arrays(arrays, schema=schema))
 
     @property
     def digest(self) -> str:
@@ -245,6 +248,7 @@ class DuplicateImages(DuplicateFilter[Any], ScoreFilter):
 
     name = "dedup_images"
     is_of_images = True
+    is_last = True  # a sample that another filter drops must not take with it what stays in place of copies
 
     mode: str = setting(
         "dedup_images", str, OFF, "images dropped as copies: off, exact (equal files) or near (also alike)"

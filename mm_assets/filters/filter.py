@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -130,6 +130,9 @@ class Filter(ABC, Generic[S]):
 
     actions: ClassVar[tuple[str, ...]]
     """The actions that there are; the first is taken where none is set."""
+
+    is_last: ClassVar[bool] = False
+    """Whether a filter of images judges those of samples that all others keep, of texts and samples, too."""
 
     scores: ClassVar[tuple[str, ...]] = ()
     """Measures that the verdict looks at, beside those that every score has."""
@@ -414,6 +417,7 @@ def bounds_of(judge: Filter[Any]) -> list[Bound]:
     ]
 
 
+_KEY_COLUMNS: Final = ("sample_id", "position", "modality", "materialize_error", "source_ref")
 KEYS: Final = ("sample_id", "position", "modality")
 """Columns by which rows are found."""
 
@@ -444,6 +448,63 @@ def spelled(name: str, columns: Iterable[str]) -> str | None:
         names = " or ".join(map(repr, sorted(alike)))
         raise AmbiguousName(f"{name!r} may be {names}: put it in quotation marks")
     return alike[0] if alike else None
+
+
+class RowKeys:
+    """Keys of the rows of a table: sample, position and modality of each; also its error and source.
+
+    Args:
+        table: an interleaved table, or the rows as mappings.
+        columns: columns of the rows, for filters that look at any.
+    """
+
+    def __init__(
+        self, table: pa.Table | Sequence[Mapping[str, Any]], columns: RowColumns | None = None
+    ) -> None:
+        self._table = table
+        self.columns = columns
+
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
+        return self._rows[row]
+
+    def at(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        """Return some rows; where no other has been asked for, no other is looked at."""
+        if isinstance(self._table, pa.Table) and "_rows" not in self.__dict__:
+            return _row_keys(self._table, rows)
+        return [self._rows[row] for row in rows]
+
+    @cached_property
+    def is_image(self) -> npt.NDArray[np.bool_]:
+        """Whether each row is an image without an error."""
+        rows = (row["modality"] == "image" and row["materialize_error"] is None for row in self._rows)
+        return np.fromiter(rows, bool, len(self._rows))
+
+    @cached_property
+    def samples(self) -> Collection[list[int]]:
+        """The rows of each sample."""
+        samples: dict[str, list[int]] = {}
+        for row, row_key in enumerate(self._rows):
+            samples.setdefault(row_key["sample_id"], []).append(row)
+        return samples.values()
+
+    @cached_property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """The number of each row's sample, in the order of `samples`."""
+        owners = np.zeros(len(self._rows), np.int64)
+        for number, rows in enumerate(self.samples):
+            owners[rows] = number
+        return owners
+
+    @cached_property
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        if not isinstance(self._table, pa.Table):
+            return self._table
+        return _row_keys(self._table)
+
+
+def _row_keys(table: pa.Table, rows: Sequence[int] | None = None) -> list[Mapping[str, Any]]:
+    columns = table.select([name for name in _KEY_COLUMNS if name in table.column_names])
+    return (columns if rows is None else columns.take(pa.array(rows, pa.int64()))).to_pylist()
 
 
 class RowColumns:

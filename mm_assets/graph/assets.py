@@ -24,6 +24,7 @@ import pyarrow as pa
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import BY_ASSET, DERIVED_FOLDERS, OUTPUTS
 from mm_assets.filters.chain import SAMPLE_SCORES, SCORES
+from mm_assets.filters.duplicates import ASSET as VERDICTS_ASSET
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure, column_of, with_columns
 from mm_assets.filters.measures import IMAGE_MEASURES as IMAGE_MEASURES
 from mm_assets.filters.measures import SAMPLE_MEASURES as SAMPLE_MEASURES
@@ -511,7 +512,7 @@ report = dg.AssetSpec(
 )
 
 FILTERED_PARQUET = filtered_parquet.key
-DUPLICATES = dg.AssetKey("duplicates")
+DUPLICATES = dg.AssetKey(VERDICTS_ASSET)
 
 # Not materializable, as the overview: `mm-assets run` and the job of the same name write it.
 duplicates = dg.AssetSpec(

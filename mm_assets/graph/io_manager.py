@@ -35,6 +35,9 @@ from mm_assets.accounting.record import (
     account_folders,
     stat_outputs,
 )
+from mm_assets.filters.chain import VERDICTS
+from mm_assets.filters.duplicates import ASSET as DUPLICATES
+from mm_assets.filters.duplicates import NO_COPIES
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.instance_queries import watched
@@ -470,6 +473,8 @@ class ShardIOManager(ShardHooks):
             # Without a pointer they make nothing stale, whatever becomes of them.
             for name, by_key in unread.items():
                 parents[name] = replace(by_key.get(job.key, Shard(job.key, "", "")), pointer=None)
+            if VERDICTS in job.options:
+                parents[DUPLICATES] = Shard(job.key, "", job.options[VERDICTS] or NO_COPIES)
             versions = {
                 name: [plan.side_inputs[name].asset, shard.version] for name, shard in job.side_inputs.items()
             }

@@ -20,6 +20,7 @@ from uuid import uuid4
 import dagster as dg
 
 from mm_assets.accounting.record import BY_ASSET, TRAINING
+from mm_assets.automation.awaited_verdicts import SCORED
 from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.automation.whole_set import duplicates_event
@@ -27,7 +28,6 @@ from mm_assets.definitions import build_definitions
 from mm_assets.duplicates.finder import find_duplicates, has_verdicts
 from mm_assets.filters.duplicates import duplicate_filters
 from mm_assets.filters.filter import Filter
-from mm_assets.filters.scores import ImageScores, SampleScores
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import fail_lost_runs, process_tag
@@ -114,7 +114,6 @@ class RunProgress:
 
 JOB = "all_assets"
 FILTERED = "filtered_parquet"
-SCORED = ("curated_parquet", ImageScores.asset, SampleScores.asset)  # what statistics are computed of
 _NAMED = 5  # shards in a line
 
 

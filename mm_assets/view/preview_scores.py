@@ -33,8 +33,8 @@ from mm_assets.accounting.record import (
     digest_files,
     recorded_files,
 )
-from mm_assets.filters.chain import FilterChain, ItemRefusals, RowKeys, Verdicts
-from mm_assets.filters.filter import KEYS, Bounds, Filter, RowColumns, bounds_of, spelled
+from mm_assets.filters.chain import FilterChain, ItemRefusals, Verdicts
+from mm_assets.filters.filter import KEYS, Bounds, Filter, RowColumns, RowKeys, bounds_of, spelled
 from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.judged import Judged, JudgedSamples, Rows
 from mm_assets.filters.measure import DECODE_ERROR, Score, is_measured, missing_measures

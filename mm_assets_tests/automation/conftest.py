@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import dagster as dg
@@ -30,6 +30,8 @@ class Operated(Deployment):
     """A deployment in which sensors tick and jobs run as its daemon would have them."""
 
     cursor: str | None = None
+    requested: list[str] = field(default_factory=list)
+    """Jobs that the last tick has asked for."""
 
     def shard(self, name: str, count: int = 1, prefix: str = "") -> None:
         """Put a sound raw shard there; another count makes other bytes."""
@@ -50,11 +52,13 @@ class Operated(Deployment):
                 resources={"raw": resources_from_environment()["raw"]},
             )
             found = sensor(context)
+        self.requested = []
         if isinstance(found, dg.SkipReason):
             return found.skip_message or ""
         assert isinstance(found, dg.SensorResult)
         for request in found.dynamic_partitions_requests or ():
             self.instance.add_dynamic_partitions("shards", list(request.partition_keys))
+        self.requested = [request.job_name or "" for request in found.run_requests or ()]
         for event in found.asset_events:
             self.instance.report_runless_asset_event(event)
         if name == "automation":
@@ -114,8 +118,18 @@ class Operated(Deployment):
         resources = {
             "raw": {"config": {"locations": self.raw, "excluded": self.storage}},
             "maintained": {"config": {"root": self.storage}},
+            "bounds": {
+                "config": {
+                    "dedup_documents": self.environment.get("MM_DEDUP_DOCUMENTS", "off"),
+                    "root": self.storage,
+                }
+            },
         }
-        needed = {"refresh": ["raw"], "maintenance": ["maintained"]}[name]
+        needed = {
+            "refresh": ["raw"],
+            "maintenance": ["maintained"],
+            "duplicates": ["maintained", "bounds"],
+        }[name]
         config = {
             "resources": {key: resources[key] for key in needed},
             "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
