@@ -113,7 +113,7 @@ class AwaitedVerdicts:
             for shard, event in made.items()
             if known[event] is not None
             and shard in self.index.shards
-            and known[event] != (self.index.shards[shard][1] or NO_COPIES)
+            and (known[event] != (self.index.shards[shard][1] or NO_COPIES) or self.index.is_outdated(shard))
         ]
 
     def request(

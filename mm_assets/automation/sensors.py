@@ -33,6 +33,7 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.run_request import InstigatorType
 
 from mm_assets.accounting.record import CURATED, DERIVED, FILTERED, LANCE, OUTPUTS, account_folders
+from mm_assets.automation.awaited_verdicts import JOB
 from mm_assets.automation.backfills import (
     LOOK_AGAIN_SECONDS,
     STARTED_BY,
@@ -187,7 +188,7 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
         minimum_interval_seconds=30,
         default_status=dg.DefaultSensorStatus.STOPPED if mode == OFF else dg.DefaultSensorStatus.RUNNING,
         description=f"Launches backfills of due shards (MM_AUTOMATION={mode}).",
-        jobs=[duplicates],  # filters wait for what it finds
+        job_name=JOB,  # filters wait for what it finds
     )
     def automation(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
         try:
@@ -523,7 +524,7 @@ _MAX_OBSERVED = 500
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Adds a partition for every new raw shard, notes those that have changed or are gone, and "
     "launches what the job refresh has found.",
-    jobs=[duplicates],
+    job_name=JOB,
 )
 def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
     """Add a partition for every raw shard that has none yet; note those that have changed or are gone.

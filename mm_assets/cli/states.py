@@ -256,7 +256,9 @@ def run_retire(options: argparse.Namespace) -> int:
             would go without having been named, or a run or a backfill is unfinished.
         OSError: the raw shards cannot be listed.
     """
+    from mm_assets.accounting.record import statistics_folder
     from mm_assets.accounting.retirement import Retirement, retirable
+    from mm_assets.filters.duplicates import retire_verdicts
     from mm_assets.formats.raw_shards import RawAbsence, RawLocations
     from mm_assets.storage.errors import located, readable_store_errors
 
@@ -284,6 +286,7 @@ def run_retire(options: argparse.Namespace) -> int:
             print(f"{'would retire' if options.dry_run else 'retiring'} {printable(key)}", flush=True)
         if keys and not options.dry_run:
             with located(root):
+                retire_verdicts(statistics_folder(root), keys)  # first: nothing else tells of them
                 for step in retirement.run(keys, lambda gone: _forget(instance, gone)):
                     print(f"  removed from {step}", flush=True)
     if not keys and not kept:

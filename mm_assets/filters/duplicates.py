@@ -12,12 +12,13 @@ anew only if the verdicts on it have changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from mm_assets.filters.chain import ScoreFilter
@@ -26,7 +27,7 @@ from mm_assets.filters.id_list import SortedIds, sorted_by_hash
 from mm_assets.filters.measure import digest_of_scores
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
-from mm_assets.storage.files import join
+from mm_assets.storage.files import join, remove
 from mm_assets.storage.stamps import parallel_map
 
 OFF, EXACT, NEAR = "off", "exact", "near"
@@ -113,9 +114,30 @@ class VerdictIndex:
         """Return why there are no verdicts on a shard in this version, in one line; None if there are."""
         if shard not in self.shards:
             return f"no duplicates were looked for in it: {HOW_TO_FIND}"
+        if self.is_outdated(shard):
+            return f"what stays in place of its copies was retired: {HOW_TO_FIND}"
         if self.shards[shard][0] != version:
             return f"it was made anew since duplicates were looked for in it: {HOW_TO_FIND}"
         return None
+
+    def is_outdated(self, shard: str) -> bool:
+        """Return whether the verdicts on a shard name what has been retired since."""
+        return self.shards.get(shard, ("?", ""))[0] == ""
+
+
+def retire_verdicts(folder: str, shards: Collection[str]) -> None:
+    """Remove the verdicts on some shards; those on shards with copies of anything in them are outdated."""
+    index = VerdictIndex.read(folder)
+    left = {shard: found for shard, found in index.shards.items() if shard not in shards}
+    with_copies = [shard for shard, (_, digest) in left.items() if digest]
+    uris = [verdicts_uri(folder, shard) for shard in with_copies]
+    gone = pa.array(sorted(shards), pa.string())
+    for shard, table in zip(with_copies, parallel_map(read_small_table, uris, folder), strict=True):
+        if pc.any(pc.is_in(table.column("original_shard"), value_set=gone)).as_py():
+            left[shard] = "", left[shard][1]
+    if left != index.shards:
+        replace(index, shards=left).publish(folder)
+    parallel_map(lambda shard: remove(verdicts_uri(folder, shard)), list(shards), folder)
 
 
 class Verdicts:

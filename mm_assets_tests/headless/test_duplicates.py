@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow.parquet as pq
 
 from mm_assets_tests.cli.commands import fine
@@ -39,6 +41,28 @@ def test_one_of_equal_images_stays_whatever_the_order_of_shards(project: Project
     fine(project.run(**exact))
     assert filtered(project) == {"a": WHOLE, "b": WHOLE[:2], "c": WHOLE[:2]}
     assert project.made()["filtered_parquet"] == ["[a]", "b", "c"]
+
+
+def test_copies_of_what_was_retired_are_looked_at_anew(project: Project) -> None:
+    exact = {"MM_DEDUP_IMAGES": "exact"}
+    project.shards("abc")
+    project.shard("d", "another text")
+    fine(project.run(**exact))
+    assert filtered(project) == {"a": WHOLE, **dict.fromkeys("bcd", WHOLE[:2])}
+    (project.raw / "a.tar").unlink()
+    fine(project.command("retire", **exact))
+    assert sorted(path.name for path in verdicts(project).glob("*")) == [
+        "b.parquet",
+        "c.parquet",
+        "d.parquet",
+    ]
+    assert "other duplicates: 3 shards in filtered_parquet" in " ".join(project.plan("--changed", **exact))
+    fine(project.run(**exact))
+    assert filtered(project) == {"b": WHOLE, "c": WHOLE[:2], "d": WHOLE[:2]}
+
+
+def verdicts(project: Project) -> Path:
+    return project.storage / "ledger" / "statistics" / "duplicates" / "shards"
 
 
 def test_only_shards_with_other_verdicts_are_filtered_again(project: Project) -> None:
