@@ -8,7 +8,8 @@ What is compared are stored scores: nothing is decoded, and no image or text is 
 * Preferred are documents with more images, then with more words; images with more pixels, then with more
   bytes; then the smallest sample id and position.
 * Equal are images with the same SHA-256, and documents with the same texts and images. Alike are images by
-  the distance of their PDQ hashes, where these say something (quality `LEAST_QUALITY`), and documents by the
+  the distance of their PDQ hashes, where these say something (quality `LEAST_QUALITY`), or by the cosine of
+  their CLIP vectors, and documents by the
   similarity of their MinHash signatures.
 """
 
@@ -148,7 +149,10 @@ def find_duplicates(
             others = [judge.fitted(schemas, (), folder) for judge in others]
         similarity = of_documents.similarity if of_documents and of_documents.mode == NEAR else None
         distance = of_images.distance if of_images and of_images.mode == NEAR else None
-        documents, images = Documents(similarity, folder), Images(distance, folder)
+        documents, images = (
+            Documents(similarity, folder),
+            Images(distance, folder, of_images.cosine if of_images else 0),
+        )
         for number, (image_scores, sample_scores) in enumerate(_read(stored, measures)):
             refused = _Refused.by(others, stored, stored.shards[number], measures)
             if of_documents:
@@ -198,14 +202,15 @@ def _judge(judges: Iterable[Filter[Any]], kind: type[Any]) -> Any:
 
 _OF_IMAGES: Final = (
     *("sample_id", "position", "width", "height", "byte_size", "error"),
-    *("sha256", "perceptual_hash", "perceptual_quality"),
+    *("sha256", "perceptual_hash", "perceptual_quality", "clip_embedding"),
 )
 _OF_SAMPLES: Final = ("sample_id", "images", "words", "text_digest", "minhash")
 
 
 def _read(stored: StoredScores, measures: MeasureSelection) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Yield the scores of the images and samples of each shard."""
-    absent = {"sha256", "perceptual_hash", "perceptual_quality", "minhash"}.difference(measures.names)
+    compared = {"sha256", "perceptual_hash", "perceptual_quality", "clip_embedding", "minhash"}
+    absent = compared.difference(measures.names)
     names = [[name for name in of if name not in absent] for of in (_OF_IMAGES, _OF_SAMPLES)]
 
     def read(file_name: str) -> tuple[pa.Table, pa.Table]:

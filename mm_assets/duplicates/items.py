@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from mm_assets.duplicates.clusters import Clusters, firsts_of_equal
-from mm_assets.duplicates.pairs import Pairs, Words, near_hashes, near_signatures
+from mm_assets.duplicates.pairs import Pairs, Words, near_hashes, near_signatures, near_vectors
 from mm_assets.filters.minhash import SIGNATURE
 
 LEAST_QUALITY: Final = 50
@@ -105,10 +105,13 @@ class Images:
     Args:
         distance: most bits that hashes of near copies differ in; None: only equal files count.
         folder: for what is compared.
+        cosine: least one of the CLIP vectors of near copies; 0: they are not compared.
     """
 
-    def __init__(self, distance: int | None, folder: str) -> None:
-        self._items, self._distance = Items(folder), distance
+    def __init__(self, distance: int | None, folder: str, cosine: float = 0) -> None:
+        self._items, self._distance, self._cosine = Items(folder), distance, cosine
+        self._file = Path(tempfile.mkdtemp(dir=folder), "vectors")
+        self._vectors = self._dimensions = 0
 
     def add(self, shard: int, scores: pa.Table, refused: Collection[tuple[str, int]] = ()) -> None:
         """Add the images of a shard that have no error.
@@ -141,7 +144,26 @@ class Images:
             file=_words(scores.column("sha256")),
             hash=hashes,
             says_something=says_something,
+            vector=self._keep_vectors(scores),
         )
+
+    def _keep_vectors(self, scores: pa.Table) -> npt.NDArray[np.int64]:
+        """Write the CLIP vectors of images to the file; return the row of each, -1 where it has none."""
+        rows = np.full(len(scores), -1, np.int64)
+        if not self._cosine:
+            return rows
+        column = scores.column("clip_embedding").combine_chunks()
+        is_there = column.is_valid().to_numpy(zero_copy_only=False).astype(bool)
+        count = int(is_there.sum())
+        if count:
+            vectors = column.drop_null().flatten().to_numpy().reshape(count, -1).astype(np.float32)
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors /= np.where(lengths > 0, lengths, 1)  # stored ones are rounded
+            rows[is_there] = np.arange(self._vectors, self._vectors + count)
+            self._vectors, self._dimensions = self._vectors + count, vectors.shape[1]
+            with self._file.open("ab") as file:
+                file.write(vectors.data)
+        return rows
 
     def clusters(self, gone: pa.Array) -> tuple[OrderedItems, Clusters]:
         """Return the images in the order of preference, and their clusters.
@@ -154,8 +176,19 @@ class Images:
             return items, Clusters.of(np.zeros(0, np.int64), np.zeros(0, np.int64), Pairs.of([]))
         files, hashes, is_compared = (items.columns[name] for name in ("file", "hash", "says_something"))
         firsts = firsts_of_equal(np.where(is_compared[:, None], hashes, files))
-        nodes = np.flatnonzero((firsts == np.arange(len(firsts))) & is_compared)
-        pairs = Pairs.of([]) if self._distance is None else near_hashes(hashes[nodes], self._distance)
+        rows = items.columns.pop("vector")
+        is_first = firsts == np.arange(len(firsts))
+        nodes = np.flatnonzero(is_first & (is_compared | (rows >= 0)))
+        found = []
+        if self._distance is not None:
+            hashed = np.flatnonzero(is_compared[nodes])
+            found.append(near_hashes(hashes[nodes[hashed]], self._distance).among(hashed))
+        if self._vectors:
+            vectors = np.memmap(self._file, "<f4", "r", shape=(self._vectors, self._dimensions))
+            shown = np.flatnonzero(rows[nodes] >= 0)
+            near = near_vectors(vectors, rows[nodes[shown]], self._cosine).among(shown)
+            found.append(replace(near, measure=-near.measure))
+        pairs = Pairs.of(found)
         return items, Clusters.of(firsts, nodes, pairs).with_equal(files[:, 0], 0)
 
 

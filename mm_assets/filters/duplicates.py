@@ -46,8 +46,10 @@ SCHEMA = pa.schema(
 """Columns of verdicts: a row for each copy, with the item that stays in its place.
 
 A position is null for a document. ``measure`` is the number of bits that hashes of images differ in, and the
-similarity of documents; null for exact copies.
+similarity of documents; null for exact copies. The cosine of CLIP vectors is negated, to tell it from bits.
 """
+LEAST_COSINE: Final = 0.8
+"""Pictures of less have nothing in common but their kind, and bands would miss most of them."""
 
 _INDEX_SCHEMA = pa.schema(
     [
@@ -279,20 +281,28 @@ class DuplicateImages(DuplicateFilter[Any], ScoreFilter):
         "dedup_distance", int, 31, "most bits of 256 that PDQ hashes of near copies differ in, 0 to 31"
     )
 
+    cosine: float = setting(
+        "dedup_clip", float, 0.0, "least cosine (0..1) of the CLIP vectors of near copies; 0: not compared"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.distance <= 31:
             raise FilterSettingError("dedup_distance", f"it is 0 to 31, not {self.distance}")
+        if self.cosine and not LEAST_COSINE <= self.cosine <= 1:
+            raise FilterSettingError("dedup_clip", f"it is {LEAST_COSINE:g} to 1, not {self.cosine:g}")
+        if self.cosine and self.mode != NEAR:
+            raise FilterSettingError("dedup_clip", "only with dedup_images=near")
 
     def needs(self) -> tuple[str, ...]:
         near = ("perceptual_hash", "perceptual_quality") if self.mode == NEAR else ()
-        return ("sha256", *near)
+        return ("sha256", *near, *(("clip_embedding",) if self.cosine else ()))
 
     def columns(self) -> tuple[str, ...]:
         return ("sample_id", "position")
 
     def _measured(self, measure: float) -> str:
-        return f"{measure:.0f} of 256 bits differ"
+        return f"{measure:.0f} of 256 bits differ" if measure >= 0 else f"cosine {-measure:.3f}"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 from mm_assets.duplicates.items import Documents, Images
 from mm_assets.filters.minhash import signature
 
+VECTOR = pa.list_(pa.field("element", pa.float32()))
 NONE = pa.array([], pa.string())
 TYPES = {
     "sample_id": pa.string(),
@@ -24,6 +25,7 @@ TYPES = {
     "sha256": pa.string(),
     "perceptual_hash": pa.string(),
     "perceptual_quality": pa.int32(),
+    "clip_embedding": VECTOR,
 }
 
 
@@ -152,3 +154,23 @@ def test_documents_with_alike_texts(tmp_path: Path) -> None:
     files = {"c": "1"}
     assert documents(tmp_path, 0.8, *rows, **files) == {"a": "c", "b": "c"}
     assert documents(tmp_path, None, *rows, **files) == {}
+
+
+def test_images_with_like_clip_vectors_are_copies(tmp_path: Path) -> None:
+    rows = [
+        image("a", 1, 0, clip_embedding=[1.0, 0.0, 0.0]),
+        image("b", 2, 2**256 - 1, clip_embedding=[0.96, 0.28, 0.0]),
+        image("c", 3, 2**128 - 1, clip_embedding=[0.0, 0.0, 1.0]),
+        image("d", 4, 2**200 - 1, perceptual_quality=0, clip_embedding=[0.0, 0.1, 0.995]),
+        image("e", 5, 2**60 - 1),
+        image("f", 6, 0b1, clip_embedding=[0.0, 1.0, 0.0]),  # alike by its hash
+    ]
+    images = Images(31, str(tmp_path), 0.95)
+    images.add(0, scores(*rows[3:]))
+    images.add(1, scores(*rows[:3]))
+    found = copies(images)
+    assert {name: of for name, (of, _) in found.items()} == {"b": "a", "d": "c", "f": "a"}
+    assert found["b"][1] == pytest.approx(-0.96) and found["f"][1] == 1
+    alone = Images(31, str(tmp_path))
+    alone.add(0, scores(*rows))
+    assert set(copies(alone)) == {"f"}

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from mm_assets.duplicates import pairs
-from mm_assets.duplicates.pairs import Integers, Pairs, Words, near_hashes, near_signatures
+from mm_assets.duplicates.pairs import (
+    LEADERS,
+    Integers,
+    Pairs,
+    Words,
+    near_hashes,
+    near_signatures,
+    near_vectors,
+)
 
 
 def hashes_with_copies(count: int, seed: int = 0) -> Words:
@@ -106,3 +115,38 @@ def test_a_crowd_of_signatures_is_compared_with_the_preferred(monkeypatch: pytes
     assert set(as_dict(found)) == {
         (first, second) for second in range(100) for first in range(min(second, 8))
     }
+
+
+def planted_vectors(seed: int, kinds: int, of_each: int, spread: float) -> npt.NDArray[np.float32]:
+    """Unit vectors around some that are at random."""
+    random = np.random.default_rng(seed)
+    centres = np.repeat(random.standard_normal((kinds, 64)), of_each, axis=0)
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    found = centres + random.standard_normal(centres.shape) * spread / 8
+    found /= np.linalg.norm(found, axis=1, keepdims=True)
+    return random.permutation(found).astype(np.float32)
+
+
+@pytest.mark.parametrize(("exact", "least_recall"), [(10**6, 1.0), (0, 0.99)])
+def test_vectors_are_found_as_by_brute_force(exact: int, least_recall: float) -> None:
+    vectors = planted_vectors(1, 800, 4, 0.2)
+    rows = np.random.default_rng(2).permutation(len(vectors))[:3000]
+    cosines = (vectors[rows].astype(np.float64) @ vectors[rows].T.astype(np.float64)).astype(np.float32)
+    expected = {
+        (int(a), int(b)) for a, b in zip(*np.nonzero(cosines >= np.float32(0.95)), strict=True) if a < b
+    }
+    assert len(expected) > 1000
+    pairs = near_vectors(vectors, rows, 0.95, exact)
+    found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    assert found <= expected and len(found) >= least_recall * len(expected)
+    assert np.allclose(pairs.measure, cosines[pairs.first, pairs.second])
+    again = near_vectors(vectors, rows, 0.95, exact)
+    assert again.first.tolist() == pairs.first.tolist() and again.measure.tolist() == pairs.measure.tolist()
+
+
+def test_of_a_crowd_of_equal_vectors_each_is_compared_with_leaders() -> None:
+    vectors = np.ones((3000, 64), np.float32) / 8
+    pairs = near_vectors(vectors, np.arange(3000), 0.95)
+    counts = np.bincount(pairs.second, minlength=3000)
+    assert counts.tolist() == [min(place, LEADERS) for place in range(3000)]
+    assert pairs.first.max() < LEADERS

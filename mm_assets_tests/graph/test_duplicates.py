@@ -104,6 +104,11 @@ def test_the_asset_is_there_where_duplicates_are_dropped(deploy: Deploy) -> None
         ({"MM_DEDUP_IMAGES": "exactly"}, "MM_DEDUP_IMAGES: it is one of off, exact, near, not 'exactly'"),
         ({"MM_DEDUP_IMAGES": "near", "MM_DEDUP_DISTANCE": "32"}, "MM_DEDUP_DISTANCE: it is 0 to 31, not 32"),
         (
+            {"MM_DEDUP_IMAGES": "exact", "MM_DEDUP_CLIP": "0.9"},
+            "MM_DEDUP_CLIP: only with dedup_images=near",
+        ),
+        ({"MM_DEDUP_IMAGES": "near", "MM_DEDUP_CLIP": "0.5"}, "MM_DEDUP_CLIP: it is 0.8 to 1, not 0.5"),
+        (
             {"MM_DEDUP_DOCUMENTS": "near", "MM_DEDUP_JACCARD": "0"},
             "MM_DEDUP_JACCARD: it is above 0, and at most 1, not 0",
         ),
