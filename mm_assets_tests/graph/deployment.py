@@ -60,7 +60,8 @@ class Deployment:
         """The same, with a copy of its raw shards and outputs in a folder to change them there."""
         for path, name in ((self.raw, "raw"), (self.storage, "storage")):
             shutil.copytree(path, folder / name)
-        return replace(self, raw=str(folder / "raw"), storage=str(folder / "storage"))
+        raw, storage = str(folder / "raw"), str(folder / "storage")
+        return replace(self, raw=raw, storage=storage, environment=dict(self.environment))
 
     def run(
         self,

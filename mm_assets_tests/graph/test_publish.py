@@ -201,7 +201,7 @@ def test_what_a_target_does_not_keep_is_named(copied: Deployment, tmp_path: Path
 
 def test_rows_of_earlier_versions_of_the_table_stay_here(copied: Deployment, tmp_path: Path) -> None:
     copied.environment["MM_MAX_ASPECT_RATIO"] = "0.5"
-    assert copied.run(assets=["filtered_parquet", "final_tars", "lance_table", "arrow_cache"]).success
+    assert copied.run().success  # all: what was made last in this instance may be another test's
     here = lance.dataset(f"{copied.storage}/lance/items.lance")
     publication(copied, Watched(tmp_path / "pub"), ("lance",)).run()
     there = lance.dataset(str(tmp_path / "pub" / "lance" / "items.lance"))

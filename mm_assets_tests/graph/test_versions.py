@@ -91,7 +91,7 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def one(tagged: Deployment, tmp_path: Path) -> Iterator[Deployment]:
     """A copy, to be changed."""
     with quick_instance(tmp_path / "home") as instance:
-        yield replace(tagged.copied(tmp_path), instance=instance, environment=dict(tagged.environment))
+        yield replace(tagged.copied(tmp_path), instance=instance)
 
 
 def test_every_line_of_a_diff_is_what_was_done(one: Deployment) -> None:
