@@ -80,7 +80,9 @@ def _packed(first: Integers, second: Integers) -> Words:
 _PARTS: Final = 16
 _PART_BITS: Final = 16
 _BUCKETS: Final = 1 << _PART_BITS
-_TILE: Final = 8  # hashes that are compared with as many at once
+# Hashes that are compared with as many at once; of fewer hashes, most tiles would be empty but for one.
+_TILE, _SMALL_TILE = 8, 2
+_MANY: Final = 3 * _BUCKETS
 _TILES_AT_ONCE: Final = 2048  # so that what is compared stays in the cache of a processor
 _BITS_OF_HALF: Final = 2  # words of four that are compared first: of two other hashes they differ too much
 
@@ -104,6 +106,7 @@ class _Tiles:
 
     Attributes:
         places: of the hashes, by place in the tile and number of the tile; -1 where there is none.
+        side: hashes of a tile.
         begins: the first tile of each value of the part, and the end.
         leaders: end of those of the preferred hashes of each value; where it is not crowded, of all.
     """
@@ -111,15 +114,16 @@ class _Tiles:
     def __init__(self, hashes: Words, values: npt.NDArray[np.uint16]) -> None:
         order = np.argsort(values, kind="stable")  # the preferred first
         counts = np.bincount(values, minlength=_BUCKETS)
-        tiles = -(-counts // _TILE)
+        self.side = _TILE if len(values) >= _MANY else _SMALL_TILE
+        tiles = -(-counts // self.side)
         self.begins = np.concatenate([[0], np.cumsum(tiles)])
-        self.leaders = self.begins[:-1] + np.where(counts > CROWDED, LEADERS // _TILE, tiles)
+        self.leaders = self.begins[:-1] + np.where(counts > CROWDED, LEADERS // self.side, tiles)
         ranks = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        slots = np.repeat(self.begins[:-1], counts) + ranks // _TILE, ranks % _TILE
+        slots = np.repeat(self.begins[:-1], counts) + ranks // self.side, ranks % self.side
         self.value_of = np.repeat(np.arange(_BUCKETS), tiles)
-        self.places = np.full((_TILE, int(self.begins[-1])), -1, np.int64)
+        self.places = np.full((self.side, int(self.begins[-1])), -1, np.int64)
         self.places[slots[1], slots[0]] = order
-        self.words = np.zeros((4, _TILE, int(self.begins[-1])), np.uint64)
+        self.words = np.zeros((4, self.side, int(self.begins[-1])), np.uint64)
         self.words[:, slots[1], slots[0]] = hashes[order].T
 
     def pairs(self, flipped: int) -> Iterator[tuple[Integers, Integers]]:
@@ -162,7 +166,7 @@ def _compared(tiles: _Tiles, ours: Integers, theirs: Integers, most: int) -> Ite
     other = [np.take(word, theirs, axis=1) for word in tiles.words[:_BITS_OF_HALF]]
     differing = np.empty_like(mine[0])
     bits, more = np.empty(differing.shape, np.uint8), np.empty(differing.shape, np.uint8)
-    for place in range(_TILE):
+    for place in range(tiles.side):
         np.bitwise_count(np.bitwise_xor(mine[0], other[0][place], out=differing), out=bits)
         np.bitwise_count(np.bitwise_xor(mine[1], other[1][place], out=differing), out=more)
         near = np.flatnonzero(np.add(bits, more, out=bits) <= most)

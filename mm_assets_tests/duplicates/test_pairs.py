@@ -44,8 +44,10 @@ def all_with_all(hashes: Words, most: int) -> dict[tuple[int, int], float]:
     return found
 
 
+@pytest.mark.parametrize("many", [0, 10**6], ids=["as many", "as few"])
 @pytest.mark.parametrize("most", [0, 15, 16, 31])
-def test_all_near_hashes_are_found(most: int) -> None:
+def test_all_near_hashes_are_found(most: int, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "_MANY", many)
     hashes = hashes_with_copies(3000)
     expected = all_with_all(hashes, most)
     assert as_dict(near_hashes(hashes, most)) == expected
