@@ -48,6 +48,7 @@ from mm_assets.storage.files import (
     join,
     local_path,
     publish_bytes,
+    read_bytes,
     remove,
 )
 from mm_assets.storage.stamps import files_in, parallel_map
@@ -106,8 +107,9 @@ class InterleavedMdsWriter(InterleavedWriter):
             }
             for name, samples in zip(names, counts, strict=True)
         ]
-        text = json.dumps({"shards": shards, "version": _VERSION}, sort_keys=True)
-        publish_bytes(join(self.folder, _INDEX), text.encode(), self.storage_options)
+        index = json.dumps({"shards": shards, "version": _VERSION}, sort_keys=True).encode()
+        if read_bytes(join(self.folder, _INDEX), self.storage_options) != index:
+            publish_bytes(join(self.folder, _INDEX), index, self.storage_options)
 
 
 def _samples_in(folder: str, name: str, options: StorageOptions | None) -> int:

@@ -25,6 +25,7 @@ from mm_assets.accounting.ledger import locator_columns
 from mm_assets.accounting.lookup import in_accounts, in_lance, sample_tar
 from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, Output, statistics_folder
 from mm_assets.filters.duplicates import DEDUP, verdicts_uri
+from mm_assets.filters.minhash import MinHash
 from mm_assets.filters.texts import TextPosition
 from mm_assets.formats.names import format_of, partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile
@@ -562,7 +563,5 @@ def _rows(root: str, folder: str, document: Document) -> Iterable[dict[str, Any]
 
 def _scores(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: value
-        for name, value in row.items()
-        if name not in _KEYS and value is not None and not isinstance(value, bytes)
+        name: value for name, value in row.items() if name not in (*_KEYS, MinHash.name) and value is not None
     }
