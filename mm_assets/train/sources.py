@@ -11,6 +11,7 @@ often each comes in an epoch, and where they lie in tars.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,8 @@ from mm_assets.train.tars import TarSource, open_tars
 
 ShardUrls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+# As `mm-assets reshard` names shards, perhaps in a folder of their split: no other folder, URL or pattern.
+_PLANNED_NAME = re.compile(r"(?:[\w=%-][\w=%.-]*/)?[\w=%-][\w=%.-]*", re.ASCII)
 _PLAN_COLUMNS = ("shard", "offset", "bytes", "split", "repeats")
 _GROUP_BYTES = 256 << 20  # of row groups that one process holds
 
@@ -335,6 +338,9 @@ def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
 def _files_of(folder: str, files: Sequence[str], plan: str) -> tuple[str, list[str]]:
     """Return the format of the shards of a plan, which names their main files, and where they lie."""
     found = format_by_suffix(files[0]) if files else None
+    for file in files:
+        if found is None or not _PLANNED_NAME.fullmatch(found.output(file)) or not found.has(file):
+            raise DataError(f"{plan}: {file!r:.200} is no shard as mm-assets reshard names them")
     uris = [join(folder, file) for file in files]
     if found is None or not exists(uris[0]):
         raise DataError(f"{plan}: none of its shards is beside it")

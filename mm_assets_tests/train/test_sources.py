@@ -216,6 +216,34 @@ def test_a_plan_of_other_data_is_refused(storage: Path) -> None:
         InterleavedDataset(folder)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../webdataset/p0.tar",
+        "a/../../webdataset/p0.tar",
+        "{storage}/webdataset/p0.tar",
+        "file://{storage}/webdataset/p0.tar",
+        "..\\p0.tar",
+        "a/b/p0.tar",
+        "./p0.tar",
+        "*.tar",
+        "p0.tar::x.tar",
+        "p0.tar/",
+        "nothing",
+    ],
+)
+def test_a_plan_names_files_beside_it_alone(name: str, storage: Path) -> None:
+    folder = planned(storage, "webdataset")
+    rows = pq.read_table(folder / "plan.parquet").to_pylist()
+    rows[0]["shard"] = name.format(storage=storage)
+    plan = storage / "copy"
+    for place in (plan, folder):  # beside its tars, too
+        place.mkdir(exist_ok=True)
+        write_plan(place, [tuple(row.values()) for row in rows])
+        with pytest.raises(DataError, match=r"plan\.parquet: '.*' is no shard as mm-assets reshard names them"):
+            InterleavedDataset(place)
+
+
 def test_paired_tars(tmp_path: Path) -> None:
     """What `MultiModalWebDataset` gives, by position."""
     urls: dict[str, list[str]] = {"images": [], "texts": []}
