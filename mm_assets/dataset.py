@@ -65,8 +65,7 @@ from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings, load_plugins
 from mm_assets.storage.errors import error_line, located, readable_store_errors
 from mm_assets.storage.files import (
-    is_remote,
-    local_path,
+    is_within,
     no_empty_folders,
     refuse_unwritable,
     sweep,
@@ -492,13 +491,7 @@ def _convert(job: _Job, max_loss: float) -> PartitionReport:
 
 def refuse_nested(source: str, target: str) -> None:
     """Refuse an output inside its own input: it would be read as input the next time, or overwrite it."""
-    if is_remote(source) != is_remote(target):
-        return
-    if is_remote(source):
-        inside, outer = target.rstrip("/"), source.rstrip("/")
-    else:
-        inside, outer = os.path.realpath(local_path(target)), os.path.realpath(local_path(source))
-    if inside == outer or inside.startswith(outer.rstrip("/") + "/"):
+    if is_within(target, source):
         raise ValueError(f"{target}: the output cannot be inside the input {source}")
 
 

@@ -192,6 +192,21 @@ def absolute(location: str) -> str:
     return location if is_remote(location) else os.path.abspath(local_path(location))
 
 
+def is_within(inner: str, outer: str) -> bool:
+    """Return whether a location is another one, or lies in it, by any symbolic link or spelling."""
+    if is_remote(inner) != is_remote(outer):
+        return False
+    one, other = (f"{_spelt_alike(location)}/" for location in (inner, outer))
+    return one.startswith(other)
+
+
+def _spelt_alike(location: str) -> str:
+    if not is_remote(location):
+        return os.path.realpath(local_path(location)).rstrip("/")
+    scheme, _, path = clean_url(location).partition("://")
+    return "/".join(["s3" if f"{scheme}://" in S3_SCHEMES else scheme, *filter(None, path.split("/"))])
+
+
 def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a path or URL, and its path there.
 

@@ -33,6 +33,7 @@ from mm_assets.accounting.record import (
 )
 from mm_assets.model.errors import first_and_more, nearest
 from mm_assets.storage.files import (
+    is_within,
     join,
     open_binary,
     publish_bytes,
@@ -155,7 +156,7 @@ class Publication:
         deletes: whether files go that are below the same folders there, and not here.
 
     Raises:
-        PublishError: an output is unknown, or nothing of it is recorded.
+        PublishError: an output is unknown, or the target is the storage root, inside it or around it.
     """
 
     def __init__(
@@ -167,6 +168,15 @@ class Publication:
                 raise PublishError(f"{name}: no output; {nearest(name, known)}")
         self._root, self._target, self._cards, self._deletes = root, target, cards, deletes
         self._folders = tuple(dict.fromkeys(outputs))
+        # An output may be a link itself.
+        for here, there in (
+            (root, target.url),
+            *((join(root, name), join(target.url, name)) for name in self._folders),
+        ):
+            if is_within(here, there) or is_within(there, here):
+                raise PublishError(
+                    f"{target.url}: lies in the storage {root}, or around it: name another place"
+                )
         self._outputs = [BY_FOLDER[name] for name in self._folders if name in BY_FOLDER]
         self._record = PublishedRecord.read(root, target.url)
         self._written_at = time.monotonic()

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from mm_assets.storage.files import is_within
 from mm_assets.storage.small_files import unseal
 from mm_assets.versions.publishing import Publication, PublishedRecord
 from mm_assets.versions.targets import FolderTarget, LocalFile, PublishError
@@ -234,6 +235,23 @@ def test_ledger_and_quarantine_go_where_they_are_asked_for(copied: Deployment, t
 def test_what_cannot_be_is_one_line(copied: Deployment, arguments: tuple[str, ...], line: str) -> None:
     done = run("publish", *arguments, "--storage", copied.storage)
     assert done.returncode == 1 and done.stderr.startswith(f"mm-assets: {line}"), done.stderr
+
+
+@pytest.mark.parametrize("place", ["", "webdataset/pub", "new", "..", "../link", "../linked-output"])
+def test_the_storage_itself_is_no_target(copied: Deployment, tmp_path: Path, place: str) -> None:
+    root = Path(copied.storage)
+    Path(f"{root}/../link").symlink_to(root)
+    Path(f"{root}/../linked-output").mkdir()
+    Path(f"{root}/../linked-output/lance").symlink_to(root / "lance")
+    before = files(root)
+    with pytest.raises(PublishError, match=rf": lies in the storage {root}, or around it: name another"):
+        publication(copied, FolderTarget(f"{root}/{place}"), deletes=True).run()
+    assert files(root) == before
+
+
+def test_a_prefix_of_the_same_bucket_is_told_by_its_parts() -> None:
+    assert is_within("s3a://bucket//a/b/", "s3://bucket/a") and is_within("s3://bucket/a", "s3://bucket/a/")
+    assert not is_within("s3://bucket/ab", "s3://bucket/a") and not is_within("/bucket/a", "s3://bucket/a")
 
 
 def test_a_training_set_is_published_as_it_was_proven(copied: Deployment, tmp_path: Path) -> None:
