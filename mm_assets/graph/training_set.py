@@ -84,12 +84,14 @@ def training_set(training: TrainingRecipe, workers: Workers) -> dg.MaterializeRe
     if report.failures:
         many = counted(len(report.failures), "shard")
         raise dg.Failure(f"{many} of the training set not made: {report.failures[0]}", allow_retries=False)
+    stamps = made.stamps()  # a file that changes while it is proven has another one then
     proof = prove(made, report.plan, [source], workers)
     told = _told(report, proof)
     if proof.differences:  # without its note nobody takes it for proven
         remove(join(training.root, TRAINING_NOTE))
     else:
-        publish_bytes(join(training.root, TRAINING_NOTE), seal(told, indent=1))
+        note = {**told, "files": made.as_written(stamps)}
+        publish_bytes(join(training.root, TRAINING_NOTE), seal(note, indent=1))
     plain = {name: {"json": value} if isinstance(value, list) else value for name, value in told.items()}
     differences = {"differences": {"json": list(proof.differences)}, "digest": proof.digest}
     return dg.MaterializeResult(

@@ -26,6 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
+from mm_assets.accounting.record import digest_files
+from mm_assets.formats.arrow_cache.files import digest_of
 from mm_assets.formats.names import PLAN_FILE, SET_NOTES, format_of, sample_key
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES, Conversion, reader_for, writer_for
@@ -62,6 +64,8 @@ _LARGEST_RANGE = 8 << 20
 _NAME_BYTES = 100  # of a tar header
 
 Ints = npt.NDArray[np.int64]
+WrittenFiles = Mapping[str, Sequence[str | None]]
+"""By name, the stamp of a file when it was proven, and the digest of what was written."""
 
 
 class SetExists(MmAssetsError, ValueError):
@@ -285,16 +289,52 @@ class TrainingSet:
             jobs.append(job.with_digest())
         return jobs
 
-    def problem(self, digest: str) -> str:
-        """Return in words what keeps this from being the set with a plan of this digest; empty: it is."""
+    def stamps(self) -> dict[str, str]:
+        """Return a stamp of each shard, index and plan that is here, by path; of a set in tars."""
+        found = files_in(self.folder, self.options)
+        return {name: file.stamp for name, file in found.items() if name != CARD and not _is_hidden(name)}
+
+    def as_written(self, stamps: Mapping[str, str]) -> WrittenFiles:
+        """Return these files with their digests: of tars those of what was written, whatever is there now."""
+        tars = {f"{name}.tar": note.get("content") for name, note in self._notes().items()}
+        others = digest_files(
+            self.folder, [join(self.folder, name) for name in stamps if name not in tars], self.options
+        )
+        digests = {**{name: found["digest"] for name, found in others.items() if found}, **tars}
+        return {name: (stamp, digests.get(name)) for name, stamp in stamps.items()}
+
+    def problem(self, digest: str, files: WrittenFiles) -> str:
+        """Return in words what keeps this from being a set that was proven; empty: it is.
+
+        Args:
+            digest: of its plan.
+            files: of `as_written`. What has another stamp now is read, and its digest compared.
+        """
         if self._digest() != digest:
             return "its plan is another one"
-        present = files_in(self.folder, self.options)
-        for name, note in self._notes().items():
-            path = f"{name}{format_of(self.kind).written}"
-            if path not in present or present[path].size != note.get("size"):
-                return f"{path} is not as it was written"
+        present = self.stamps()
+        changed = [name for name, (stamp, _) in files.items() if present.get(name) != stamp]
+        found = digest_files(self.folder, [join(self.folder, name) for name in changed], self.options)
+        for name in changed:
+            if (found[name] or {}).get("digest") != files[name][1]:
+                return f"{name} is not as it was written"
         return ""
+
+    def forget_damaged(self) -> None:
+        """Have the next call of `make` write the shards again that are not as they were written.
+
+        Where that cannot be told, or all of them are, it writes all of them.
+        """
+        notes = self._notes()
+        uris = {name: self.uri(name, str(note.get("split"))) for name, note in notes.items()}
+        found = digest_files(self.folder, uris.values(), self.options)
+        damaged = [
+            name
+            for name, digest in zip(notes, found.values(), strict=True)
+            if not digest or digest["digest"] != notes[name].get("content")
+        ]
+        for name in damaged or notes:
+            remove(_note_uri(self.folder, name), self.options)
 
     def _digest(self) -> str | None:
         """Return the digest of the plan that the folder has; None without one."""
@@ -418,14 +458,17 @@ def write_shard(job: ShardJob) -> MadeShard:
             stats, idx = _checked(job, file.path)
             remove(note, job.options)
             nbytes = stats.bytes
+            content = None
             if job.kind == _TARS:
+                with open(file.path, "rb") as tar:
+                    content = digest_of(tar)
                 TarFolder(job.folder, job.options).publish(file.path, idx, stats)
             else:
                 nbytes = _convert(job, file.path)
             file.discard()
         size = nbytes if job.kind == _TARS else _size(job)
-        content = {"digest": job.digest, "split": job.split, "bytes": nbytes, "size": size}
-        publish_bytes(note, json.dumps(content).encode(), job.options)
+        about = {"digest": job.digest, "split": job.split, "bytes": nbytes, "size": size, "content": content}
+        publish_bytes(note, json.dumps(about).encode(), job.options)
         return MadeShard(job.name, len(job.ids), nbytes)
 
 

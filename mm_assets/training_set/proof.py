@@ -68,11 +68,22 @@ def _derived(rows: _Rows) -> Derived:
 
 
 def prove(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: MapsJobs) -> Proof:
-    """Read sources and shards of a finished set, and compare them.
+    """Read sources and shards of a finished set, and compare them. What is damaged is made again next time.
 
     Raises:
         DataError: one of them cannot be read.
     """
+    try:
+        proof = _compared(made, plan, sources, pool)
+    except DataError:
+        made.forget_damaged()
+        raise
+    if proof.differences:
+        made.forget_damaged()
+    return proof
+
+
+def _compared(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: MapsJobs) -> Proof:
     dropped = plan.filter(pc.is_null(plan.column("shard")))
     files = [
         *_rows_of(sources, dropped, made.options),

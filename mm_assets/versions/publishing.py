@@ -217,7 +217,8 @@ class Publication:
             data = read_bytes(join(self._root, TRAINING_NOTE))
             made = TrainingSet(join(self._root, TRAINING_FOLDER))
             try:
-                problem = made.problem(unseal(data or b"")["plan_digest"])
+                note = unseal(data or b"")
+                problem = made.problem(note["plan_digest"], note["files"])
             except (ValueError, LookupError):
                 problem = "not proven"
             if problem:

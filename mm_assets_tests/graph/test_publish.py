@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -267,6 +268,15 @@ def test_a_training_set_is_published_as_it_was_proven(copied: Deployment, tmp_pa
     assert there == {path: data for path, data in here.items() if not path.startswith(notes)}
     assert "training/.nv-meta/.info.json" in there and target.order[-1] == "training/README.md"
     tar = Path(copied.storage, "training", "train-000000.tar")
-    tar.write_bytes(tar.read_bytes() + bytes(512))
-    with pytest.raises(PublishError, match=r"train-000000.tar is not as it was written"):
-        publication(copied, Watched(tmp_path / "pub"), ("training",)).run()
+    os.utime(tar, ns=(1, 1))
+    publication(copied, Watched(tmp_path / "pub"), ("training",)).run()
+    data = bytearray(tar.read_bytes())
+    data[data.index(b"PNG") + 30] ^= 1
+    for path, damaged in ((tar, bytes(data)), (Path(f"{tar}.idx"), bytes(8)), (tar, bytes(512))):
+        before, times = path.read_bytes(), path.stat()
+        path.write_bytes(damaged)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with pytest.raises(PublishError, match=rf"{path.name} is not as it was written"):
+            publication(copied, Watched(tmp_path / "pub2"), ("training",)).run()
+        path.write_bytes(before)
+    assert not (tmp_path / "pub2").exists()

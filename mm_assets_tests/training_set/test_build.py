@@ -239,6 +239,24 @@ def test_a_missing_sample_is_found_by_the_proof(made: Path, tmp_path: Path) -> N
     assert len(proof.differences) == 1 and "sample 'books/doc.003', position 0" in proof.differences[0]
 
 
+@pytest.mark.parametrize("part", [b"text of web/doc.020", b'"texts":'])
+def test_what_a_proof_finds_damaged_is_made_again(made: Path, tmp_path: Path, part: bytes) -> None:
+    target, sources = training_set(tmp_path / "set"), [source(made / "web")]
+    report = target.make(sources, RECIPE, Here())
+    before = tree(tmp_path / "set")
+    (shard,) = [row["shard"] for row in report.plan.to_pylist() if row["sample_id"] == "web/doc.020"]
+    tar = tmp_path / "set" / shard
+    tar.write_bytes(tar.read_bytes().replace(part, part[::-1]))
+    try:
+        assert prove(target, report.plan, sources, Here()).differences
+    except DataError as error:
+        assert part != b"text of web/doc.020" and shard in str(error)
+    again = Here()
+    target.make(sources, RECIPE, again)
+    assert again.done == [shard.removesuffix(".tar")] and tree(tmp_path / "set") == before
+    assert prove(target, report.plan, sources, Here()).differences == ()
+
+
 def test_licences_of_the_sources_are_on_the_card(tmp_path: Path) -> None:
     for name, lines in (("a", "license: cc-by-4.0\n"), ("b", "license:\n- mit\n- cc0-1.0\n")):
         make_source(tmp_path / name, name, shards=1, samples=2)
