@@ -16,7 +16,6 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
-import xxhash
 from webdataset.pytorch import IterableDataset
 
 from mm_assets.formats.images.decode import MAX_PIXELS, decoding
@@ -351,8 +350,7 @@ class InterleavedDataset(EpochDataset):
         self._decode, self._transform = decode, transform
         self._chosen = open_source(path, split, LocalCopies(cache_dir, cache_bytes))
         self.is_forkable = self._chosen.source.is_forkable
-        self._counts = [len(numbers) for _, numbers in self._chosen.runs]
-        if not sum(self._counts):
+        if not self.epoch_length:
             raise DataError(f"{self._place}: no samples{f' of split {split!r}' if split else ''}")
         self._order = lru_cache(maxsize=2)(self._make_order)
 
@@ -361,25 +359,18 @@ class InterleavedDataset(EpochDataset):
 
     @property
     def epoch_length(self) -> int:
-        return sum(self._counts)
+        return int(self._chosen.counts.sum())
 
     @cached_property
     def order_digest(self) -> str:
-        runs = [
-            (shard, xxhash.xxh3_64_hexdigest(numbers.astype("<i8").tobytes()))
-            for shard, numbers in self._chosen.runs
-        ]
-        return digest_of("order", 1, self._chosen.source.digest, runs, self._seed, self._window)
+        return digest_of("order", 1, self._chosen.digest, self._seed, self._window)
 
     def fetch(self, epoch: int, positions: Positions) -> list[Any]:
         runs, numbers = self._order(epoch).locate(positions)
         found: list[Any] = [None] * len(positions)
         for run in dict.fromkeys(runs.tolist()):
             at = np.flatnonzero(runs == run)
-            shard, of_run = self._chosen.runs[run]
-            for place, sample in zip(
-                at.tolist(), self._chosen.source.read(shard, of_run[numbers[at]].tolist()), strict=True
-            ):
+            for place, sample in zip(at.tolist(), self._chosen.read(run, numbers[at]), strict=True):
                 found[place] = self._finished(sample)
         return found
 
@@ -389,7 +380,7 @@ class InterleavedDataset(EpochDataset):
         return sample if self._transform is None else self._transform(sample)
 
     def _make_order(self, epoch: int) -> EpochOrder:
-        return EpochOrder(self._counts, self._seed, epoch, self._window)
+        return EpochOrder(self._chosen.counts, self._seed, epoch, self._window)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_order"}

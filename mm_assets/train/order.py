@@ -63,7 +63,7 @@ class EpochOrder:
         window: shards in a group.
     """
 
-    def __init__(self, counts: Sequence[int], seed: int | None, epoch: int, window: int) -> None:
+    def __init__(self, counts: Sequence[int] | Positions, seed: int | None, epoch: int, window: int) -> None:
         self._key = None if seed is None else (seed, epoch)
         total = len(counts)
         self._shards = np.arange(total) if self._key is None else permutation(total, "shards", *self._key)

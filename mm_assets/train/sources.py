@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from mm_assets.formats.names import PLAN_FILE as PLAN
 from mm_assets.formats.names import format_by_suffix, format_of
@@ -35,7 +35,7 @@ from mm_assets.formats.registry import detect_format, reader_for
 from mm_assets.model.errors import DataError, require
 from mm_assets.model.samples import document_of, sample_offsets
 from mm_assets.storage.errors import located
-from mm_assets.storage.files import exists, join
+from mm_assets.storage.files import exists, is_remote, join, size_of
 from mm_assets.storage.listing import expand_paths
 from mm_assets.train.order import digest_of
 from mm_assets.train.shards import LocalCopies, Numbers, OpenFile, Recent, Shard, Source
@@ -45,7 +45,14 @@ ShardUrls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 # As `mm-assets reshard` names shards, perhaps in a folder of their split: no other folder, URL or pattern.
 _PLANNED_NAME = re.compile(r"(?:[\w=%-][\w=%.-]*/)?[\w=%-][\w=%.-]*", re.ASCII)
-_PLAN_COLUMNS = ("shard", "offset", "bytes", "split", "repeats")
+_NUMBERS = ("offset", "bytes", "repeats")
+_PLAN_SCHEMA = pa.schema(
+    [
+        (name, pa.int64() if name in _NUMBERS else pa.string())
+        for name in ("sample_id", "shard", "split", *_NUMBERS)
+    ]
+)
+_MOST_RUNS = 1 << 22  # of an epoch: some 100 MB
 _GROUP_BYTES = 256 << 20  # of row groups that one process holds
 
 
@@ -247,18 +254,52 @@ class PairedSource(Source):
         return joined, list(files.values())  # which stay open as long as they are joined
 
 
-@dataclass(frozen=True)
 class Chosen:
-    """Samples that an epoch has, by shard.
+    """Samples that an epoch has, in runs: each is some samples of one shard.
+
+    A sample that comes twice in an epoch is in two runs, which are shuffled apart. A run takes
+    some bytes, since its numbers are made when it is read.
+
+    Args:
+        source: where the samples are.
+        repeats: by shard, how often each of its samples comes.
 
     Attributes:
-        source: where they are.
-        runs: of each run of samples the shard, and their numbers in it. A sample that comes twice in an epoch
-            is in two runs, which are shuffled apart.
+        counts: samples of each run.
     """
 
-    source: Source
-    runs: list[tuple[int, Numbers]]
+    def __init__(self, source: Source, repeats: Sequence[Numbers]) -> None:
+        self.source, self._repeats = source, list(repeats)
+        turns = [int(each.max(initial=not len(each))) for each in repeats]
+        self._ends = np.cumsum(turns)
+        counts = [
+            len(each) - np.searchsorted(np.sort(each), np.arange(most), "right")
+            for each, most in zip(repeats, turns, strict=True)
+        ]
+        self.counts: Numbers = np.concatenate([np.zeros(0, np.int64), *counts])
+        self._runs = Recent(self._run)
+
+    @property
+    def digest(self) -> str:
+        """Digest of which samples there are, and how often each comes."""
+        first = [(shard, _digest(np.flatnonzero(each))) for shard, each in enumerate(self._repeats)]
+        more = [_digest(each) for each in self._repeats if each.max(initial=0) > 1]
+        return digest_of(self.source.digest, first, more)
+
+    def read(self, run: int, numbers: Numbers) -> list[Any]:
+        """Return samples of a run, by their numbers in it."""
+        shard, of_run = self._runs.get(run)
+        return self.source.read(shard, of_run[numbers].tolist())
+
+    def _run(self, run: int) -> tuple[int, Numbers]:
+        """Return the shard of a run, and the numbers in it."""
+        shard = int(np.searchsorted(self._ends, run, "right"))
+        turn = run - (self._ends[shard - 1] if shard else 0)
+        return shard, np.flatnonzero(self._repeats[shard] > turn)
+
+
+def _digest(numbers: Numbers) -> str:
+    return xxhash.xxh3_64_hexdigest(numbers.astype("<i8").tobytes())
 
 
 def open_source(
@@ -301,38 +342,88 @@ def _opened(kind: str, places: Sequence[str], copies: LocalCopies) -> Source:
 def _whole(source: Source, split: str | None, place: str) -> Chosen:
     if split is not None:
         raise DataError(f"{place}: no {PLAN} here that could tell the split {split!r}")
-    return Chosen(source, [(at, np.arange(shard.samples)) for at, shard in enumerate(source.shards)])
+    return Chosen(source, [np.ones(shard.samples, np.int64) for shard in source.shards])
 
 
 def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
     """Return the samples that a plan chooses; those that it leaves out are in no shard."""
     file = join(folder, PLAN)
-    plan = read_small_table(file, _PLAN_COLUMNS)
-    plan = plan.filter(pc.is_valid(plan.column("shard")))
+    plan = _read_plan(file)
     places = plan.column("shard").to_pylist()
     order = {place: at for at, place in enumerate(dict.fromkeys(places))}
     kind, uris = _files_of(folder, list(order), file)
     of_shard = np.array([order[place] for place in places], np.int64)
     rows = [np.flatnonzero(of_shard == at) for at in range(len(order))]
     if kind == "webdataset":
-        starts = plan.column("offset").to_numpy()
-        stops = starts + plan.column("bytes").to_numpy()
-        source: Source = TarSource(uris, [(starts[at], stops[at]) for at in rows], copies)
+        source: Source = TarSource(uris, _spans(plan, uris, rows, file), copies)
     else:
         source = _opened(kind, uris, copies)
         rows = _by_shard(source, np.concatenate(rows), file)
     splits = plan.column("split").to_pylist()
     if split is not None and split not in splits:
         raise DataError(f"{file}: no split {split!r}, but {', '.join(sorted(filter(None, set(splits))))}")
-    repeats = plan.column("repeats").fill_null(1).to_numpy() * np.array(
+    repeats = plan.column("repeats").to_numpy() * np.array(
         [split is None or each == split for each in splits], np.int64
     )
-    chosen = [
-        (shard, np.flatnonzero(repeats[at] > turn))
-        for shard, at in enumerate(rows)
-        for turn in range(int(repeats[at].max(initial=0)))
-    ]
-    return Chosen(source, chosen)
+    of_shards = [repeats[at] for at in rows]
+    if (runs := sum(int(each.max(initial=0)) for each in of_shards)) > _MOST_RUNS:
+        most = plan.column("sample_id")[int(repeats.argmax())]
+        raise DataError(
+            f"{file}: sample {most.as_py()!r:.200} comes {repeats.max()} times; all shards together come "
+            f"{runs} times, and {_MOST_RUNS} at most"
+        )
+    return Chosen(source, of_shards)
+
+
+def _read_plan(file: str) -> pa.Table:
+    """Return the rows of a plan that have a shard, with numbers from 0 on, all of which are there.
+
+    Raises:
+        DataError: the file has no such columns, or a row has no such number; the message names its sample.
+    """
+    plan = read_small_table(file, _PLAN_SCHEMA.names)
+    try:
+        for name in _NUMBERS:
+            if not pa.types.is_integer(plan.schema.field(name).type) and plan.column(name).null_count < len(
+                plan
+            ):
+                raise TypeError(f"{name} is of {plan.schema.field(name).type}")
+        plan = plan.select(_PLAN_SCHEMA.names).cast(_PLAN_SCHEMA)
+    except (TypeError, pa.ArrowException) as error:
+        raise DataError(f"{file}: not the plan of a training set: {' '.join(str(error).split())}") from error
+    plan = plan.filter(pc.is_valid(plan.column("shard")))
+    repeats = plan.schema.get_field_index("repeats")
+    plan = plan.set_column(repeats, "repeats", plan.column("repeats").fill_null(1))
+    for name in _NUMBERS:
+        _refuse_row(file, plan, pc.less(plan.column(name), 0), f"a negative number in column {name}")
+    return plan
+
+
+def _spans(
+    plan: pa.Table, uris: Sequence[str], rows: Sequence[Numbers], file: str
+) -> list[tuple[Numbers, Numbers]]:
+    """Return the first byte of each sample of each tar, and that behind its last.
+
+    Raises:
+        DataError: a sample has no place, or one outside of its tar if this is a local file. What a remote one
+            does not have is found when it is read.
+    """
+    for name in ("offset", "bytes"):
+        _refuse_row(file, plan, pc.is_null(plan.column(name)), f"no number in column {name}")
+    starts, sizes = plan.column("offset").to_numpy(), plan.column("bytes").to_numpy()
+    for uri, of_tar in zip(uris, rows, strict=True):
+        most = np.iinfo(np.int64).max if is_remote(uri) or not exists(uri) else size_of(uri)
+        is_outside = np.zeros(len(plan), bool)
+        is_outside[of_tar] = (sizes[of_tar] == 0) | (sizes[of_tar] > most - starts[of_tar])
+        _refuse_row(file, plan, pa.array(is_outside), f"its bytes are not in {uri}")
+    stops = starts + sizes
+    return [(starts[of_tar], stops[of_tar]) for of_tar in rows]
+
+
+def _refuse_row(file: str, plan: pa.Table, is_wrong: Any, problem: str) -> None:
+    """Refuse a plan with a wrong row; null is none."""
+    if (row := pc.index(is_wrong, True).as_py()) >= 0:
+        raise DataError(f"{file}: sample {plan.column('sample_id')[row].as_py()!r:.200}: {problem}")
 
 
 def _files_of(folder: str, files: Sequence[str], plan: str) -> tuple[str, list[str]]:

@@ -46,6 +46,7 @@ Typed = Mapping[str, Callable[[Any], Any]]
 _REGULAR = b"0\0"
 _MAGIC = b"ustar"
 _NAME = 100  # bytes
+_MOST_SAMPLE = (1 << 31) - (1 << 12)  # bytes that the kernel gives in one go
 _LEAST_SCRATCH, _MOST_SCRATCH = 1 << 20, 32 << 20
 _NO_ROWS: dict[str, Any] = {"schema": "", "rows": {"metadata": {}, "text": {}, "image": {}}}
 
@@ -71,14 +72,20 @@ class TarSource(Source):
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
         descriptor = self._files.get(shard).descriptor
+        size = os.fstat(descriptor).st_size
         uri, (starts, stops) = self._uris[shard], self._spans[shard]
         found = []
         for number in numbers:
             start, nbytes = int(starts[number]), int(stops[number] - starts[number])
-            data = _scratch(nbytes)
-            if os.preadv(descriptor, [data], start) < nbytes:  # of less than 2 GiB the kernel gives all
+            # Of less than 2 GiB the kernel gives all.
+            if (
+                not 0 <= start <= size - nbytes
+                or nbytes > _MOST_SAMPLE
+                or os.preadv(descriptor, [data := _scratch(nbytes)], start) < nbytes
+            ):
                 raise DataError(
-                    f"{uri}: the file ends before sample {number}: it was cut, or its index is of another"
+                    f"{uri}: the file ends before sample {number}: it was cut, "
+                    "or its index or plan is of another"
                 )
             found.append(_tar_document(data, f"{uri}: sample {number}", uri, start))
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,48 @@ def test_a_plan_names_files_beside_it_alone(name: str, storage: Path) -> None:
         write_plan(place, [tuple(row.values()) for row in rows])
         with pytest.raises(DataError, match=r"plan\.parquet: '.*' is no shard as mm-assets "):
             InterleavedDataset(place)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("bytes", 1 << 45, r"sample 's00': its bytes are not in .*p0\.tar"),
+        ("bytes", 0, r"sample 's00': its bytes are not in .*p0\.tar"),
+        ("offset", (1 << 63) - 1, r"sample 's00': its bytes are not in .*p0\.tar"),
+        ("offset", -512, "sample 's00': a negative number in column offset"),
+        ("offset", None, "sample 's00': no number in column offset"),
+        ("repeats", -1, "sample 's00': a negative number in column repeats"),
+        ("repeats", 1 << 40, f"sample 's00' comes {1 << 40} times"),
+        ("offset", "0", "not the plan of a training set: offset is of string"),
+        ("shard", 7, "'7' is no shard as mm-assets reshard names them"),
+        ("repeats", [1], "not the plan of a training set: repeats is of list"),
+    ],
+)
+def test_a_row_that_cannot_be_is_named(column: str, value: Any, words: str, storage: Path) -> None:
+    folder = planned(storage, "webdataset")
+    plan = pq.read_table(folder / "plan.parquet")
+    is_typed = type(value) in (int, type(None)) and column != "shard"
+    values = [value, *(plan.column(column).to_pylist()[1:] if is_typed else [value] * (len(plan) - 1))]
+    at = plan.schema.get_field_index(column)
+    pq.write_table(plan.set_column(at, column, pa.array(values)), folder / "plan.parquet")
+    with pytest.raises(DataError, match=rf"plan\.parquet: {words}"):
+        InterleavedDataset(folder)
+
+
+def test_repeats_cost_no_memory(storage: Path) -> None:
+    """Each of 4 million runs with numbers of its own would be 600 MB."""
+    folder = planned(storage, "webdataset")
+    rows = pq.read_table(folder / "plan.parquet").to_pylist()
+    rows[4]["repeats"] = 4_000_000
+    write_plan(folder, [tuple(row.values()) for row in rows])
+    tracemalloc.start()
+    dataset = InterleavedDataset(folder, shuffle=False)
+    (last,) = dataset.fetch(0, np.array([4_000_005]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert dataset.epoch_length == 4_000_000 + 0 + 1 + 2 + 3 + 10
+    assert last["sample_id"] == "s04" and len(dataset.order_digest) == 32
+    assert peak < 250 << 20
 
 
 def test_paired_tars(tmp_path: Path) -> None:
