@@ -31,6 +31,7 @@ from mm_assets.filters.registry import (
     with_preset,
 )
 from mm_assets.formats.document_layouts import LAYOUT_NAMES
+from mm_assets.formats.names import SPLIT_NAME
 from mm_assets.formats.paired.merge import MISSING_KEY_POLICIES
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.webdataset.layout import (
@@ -163,15 +164,12 @@ def suffixes(text: str) -> tuple[str, ...]:
     return found
 
 
-_SPLIT = re.compile(r"[A-Za-z]\w*", re.ASCII)  # as Hugging Face datasets names them
-
-
 def split_shares(text: str) -> tuple[tuple[str, float], ...]:
     """Return the splits of a training set with their shares, which are 1 together."""
     found: dict[str, float] = {}
     for part in names(text):
         name, _, share = (each.strip() for each in part.partition("="))
-        if not _SPLIT.fullmatch(name) or name in found:
+        if not SPLIT_NAME.fullmatch(name) or name in found:
             raise ValueError(
                 f"must be splits of different names, such as train=0.98,validation=0.02, not {text!r}"
             )

@@ -52,7 +52,15 @@ from mm_assets.storage.files import (
 )
 from mm_assets.storage.stamps import files_in, parallel_map
 from mm_assets.terminal import Progress
-from mm_assets.training_set.plan import Recipe, in_slices, make_plan, plain_card, set_notes, shard_name
+from mm_assets.training_set.plan import (
+    Recipe,
+    in_slices,
+    make_plan,
+    plain_card,
+    set_notes,
+    shard_name,
+    split_of,
+)
 from mm_assets.training_set.sources import Scan, Source, SourceTar, scan_tar
 
 _TARS = "webdataset"
@@ -361,14 +369,20 @@ class TrainingSet:
         )
 
     def _notes(self) -> dict[str, dict[str, Any]]:
-        """Return the notes on shards, by name."""
+        """Return the notes on shards, by name. Files that no shard of ours can have are none.
+
+        Raises:
+            SetExists: their folder is a link, which may lead out of the set.
+        """
         folder = join(self.folder, SET_NOTES)
+        if not is_remote(folder) and os.path.islink(local_path(folder)):
+            raise SetExists(f"{folder}: is a symbolic link; a training set has a folder there")
         names = list(files_in(folder, self.options, ".json"))
         texts = parallel_map(lambda name: read_bytes(join(folder, name), self.options), names, folder)
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for name, text in zip(names, texts, strict=True):
-            with suppress(ValueError, TypeError):
-                found[name.removesuffix(".json")] = dict(json.loads(text or b""))
+            note = _read_note(name.removesuffix(".json"), text or b"")
+            found |= {} if note is None else {name.removesuffix(".json"): note}
         return found
 
     def _sizes(self, jobs: Sequence[ShardJob]) -> dict[str, int]:
@@ -412,8 +426,8 @@ class TrainingSet:
             folder.finish(about)
         else:
             for name, note in gone.items():
-                self._remove(self.uri(name, str(note["split"])))
-            for split in dict.fromkeys([*recipe.splits, *(str(note["split"]) for note in gone.values())]):
+                self._remove(self.uri(name, note["split"]))
+            for split in dict.fromkeys([*recipe.splits, *(note["split"] for note in gone.values())]):
                 self._finish_split(join(self.folder, split))
             publish_bytes(
                 join(self.folder, CARD),
@@ -442,6 +456,17 @@ def _is_hidden(path: str) -> bool:
 
 def _note_uri(folder: str, name: str) -> str:
     return join(folder, SET_NOTES, f"{name}.json")
+
+
+def _read_note(name: str, text: bytes) -> dict[str, Any] | None:
+    """Return the note on a shard; None if it is not as `write_shard` writes it. Anybody may put files there."""
+    try:
+        note = json.loads(text)
+        split, digest, nbytes, size = (note[key] for key in ("split", "digest", "bytes", "size"))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    is_ours = isinstance(digest, str) and isinstance(split, str) and split_of(name) == split
+    return note if is_ours and type(nbytes) is int and (size is None or type(size) is int) else None
 
 
 def write_shard(job: ShardJob) -> MadeShard:

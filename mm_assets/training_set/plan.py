@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from mm_assets.formats.names import PLAN_FILE, format_of
+from mm_assets.formats.names import PLAN_FILE, SPLIT_NAME, format_of
 from mm_assets.formats.tar import END_BLOCKS
 from mm_assets.formats.webdataset.client_files import SetNotes, split_paths
 from mm_assets.model.errors import DUPLICATE_ID, DataError, nearest
@@ -70,6 +70,9 @@ class Recipe:
         shards: number of tars in all, instead.
         weights: of sources by name, 1 for those not named: how often each sample of it is used, on average.
         fields: values of samples that count.
+
+    Raises:
+        ValueError: a split has no name of one.
     """
 
     splits: Mapping[str, float] = field(default_factory=lambda: {"train": 1.0})
@@ -79,6 +82,10 @@ class Recipe:
     weights: Mapping[str, float] = field(default_factory=dict)
     fields: Fields = field(default_factory=Fields)
 
+    def __post_init__(self) -> None:
+        if wrong := [name for name in self.splits if not SPLIT_NAME.fullmatch(name)]:
+            raise ValueError(f"splits have names such as train, not {wrong[0]!r:.100}")
+
     def to_json(self) -> str:
         """Return it as text, for the metadata of a plan."""
         return json.dumps(asdict(self), sort_keys=True)
@@ -87,6 +94,13 @@ class Recipe:
 def shard_name(split: str, number: int) -> str:
     """Return the name of a shard, without suffix."""
     return f"{split}-{number:06d}"
+
+
+def split_of(name: str) -> str | None:
+    """Return the split of a `shard_name`; None if it is none."""
+    split, _, number = name.rpartition("-")
+    is_ours = SPLIT_NAME.fullmatch(split) and number.isdecimal() and shard_name(split, int(number)) == name
+    return split if is_ours else None
 
 
 def make_plan(

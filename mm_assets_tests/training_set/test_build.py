@@ -276,3 +276,44 @@ def test_notes_are_no_data(made: Path, tmp_path: Path) -> None:
         note["split"] == "train" and note["bytes"] == (tmp_path / "set" / "train-000000.tar").stat().st_size
     )
     assert read("webdataset", tmp_path / "set").num_rows == 48
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("precious", '{"digest": "x", "split": "../victim", "bytes": 1, "size": 1}'),
+        ("train-000009", '{"digest": "x", "split": "../victim", "bytes": 1, "size": 1}'),
+        ("precious", '{"digest": "x", "split": "train", "bytes": 1, "size": 1}'),
+        ("precious", '{"digest": "x", "split": null, "bytes": 1, "size": 1}'),
+        ("train-000000", '{"digest": "x"}'),
+        ("train-000000", '{"digest": "x", "split": "train", "bytes": "1", "size": 1}'),
+        ("train-000000", "[" * 100_000),
+    ],
+)
+def test_a_note_of_somebody_else_removes_nothing(
+    made: Path, tmp_path: Path, kind: str, name: str, text: str
+) -> None:
+    victims = [tmp_path / "victim" / "precious.parquet", tmp_path / "set" / "train" / "precious.parquet"]
+    victims.append(tmp_path / "victim" / "train-000009.parquet")
+    for victim in (*victims, tmp_path / "set" / ".training" / f"{name}.json"):
+        victim.parent.mkdir(parents=True, exist_ok=True)
+        victim.write_text("mine")
+    victim.write_text(text)
+    report = training_set(tmp_path / "set", kind).make([source(made / "books")], Recipe(), Here())
+    assert report.failures == () and [shard.is_kept for shard in report.shards] == [False]
+    assert [victim.read_text() for victim in victims] == ["mine"] * 3
+
+
+def test_notes_behind_a_link_are_refused(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / ".training").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SetExists, match="/set/.training: is a symbolic link; a training set has a folder"):
+        training_set(tmp_path / "set").make([source(made / "books")], Recipe(), Here())
+    assert os.listdir(tmp_path / "elsewhere") == [] and os.listdir(tmp_path / "set") == [".training"]
+
+
+def test_a_split_that_would_leave_the_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="splits have names such as train, not '../x'"):
+        Recipe(splits={"../x": 1.0})
