@@ -17,7 +17,8 @@ import tempfile
 import time
 import uuid
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -56,6 +57,27 @@ def create_locked(path: str | os.PathLike[str]) -> int:
     with suppress(OSError):  # not all file systems have locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
+
+
+@contextmanager
+def locked_folder(path: str | os.PathLike[str]) -> Iterator[bool]:
+    """Lock a folder for the block, unless another process has; yield whether it is ours.
+
+    On file systems without locks it always is.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    is_ours = True
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
+        except OSError as error:
+            is_ours = not isinstance(error, BlockingIOError)
+        yield is_ours
+    finally:
+        if is_ours:
+            with suppress(OSError):  # not by closing it: processes that were forked off have it, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def building_folder(marker: Path) -> Path:

@@ -15,7 +15,7 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,7 @@ from mm_assets.storage.files import (
     sweep_output,
 )
 from mm_assets.storage.stamps import files_in, parallel_map
+from mm_assets.storage.temporary import locked_folder
 from mm_assets.terminal import Progress
 from mm_assets.training_set.plan import (
     Recipe,
@@ -77,7 +78,7 @@ WrittenFiles = Mapping[str, Sequence[str | None]]
 
 
 class SetExists(MmAssetsError, ValueError):
-    """The folder has another training set, or other data."""
+    """The folder has another training set, or other data, or another process makes a set there."""
 
 
 @dataclass(frozen=True)
@@ -210,40 +211,53 @@ class TrainingSet:
         jobs = self._jobs(plan, sources)
         digest = _digest_of(plan, self.kind, recipe)
         plan = plan.replace_schema_metadata({_RECIPE: recipe.to_json(), _DIGEST: digest})
-        with readable_store_errors(), located(self.folder):
-            if not overwrite:
-                self._refuse_other(digest)
-            elif self._digest() != digest:
-                remove(self._plan_uri, self.options)
-            notes = self._notes()
-            for folder in {
-                self.folder,
-                join(self.folder, SET_NOTES),
-                *(posixpath.dirname(j.uri) for j in jobs),
-            }:
-                sweep_output(folder)
-        made: list[MadeShard] = []
-        failures: list[str] = []
-        todo: list[ShardJob] = []
-        sizes = self._sizes(jobs)
-        for job in jobs:
-            note = notes.get(job.name, {})
-            is_made = note.get("digest") == job.digest and sizes.get(job.uri) == note.get("size")
-            made += [MadeShard(job.name, len(job.ids), note["bytes"], True)] if is_made else []
-            todo += [] if is_made else [job]
-        with Progress(len(todo)) as progress:
-            for job, result in pool.map(write_shard, todo):
-                if isinstance(result, WorkerFailure):
-                    failures.append(result.at(job.uri))
-                    progress.add(0, 0)
-                else:
-                    made.append(result)
-                    progress.add(result.samples, result.nbytes)
-        made.sort(key=lambda shard: shard.name)
-        if not failures:
+        if not overwrite:  # before anything appears there
             with readable_store_errors(), located(self.folder):
-                self._finish(plan, sources, recipe, {job.name for job in jobs}, notes)
-        return MadeSet(plan, digest, tuple(made), tuple(failures))
+                self._refuse_other(digest)
+        with self._alone():
+            with readable_store_errors(), located(self.folder):
+                if not overwrite:
+                    self._refuse_other(digest)
+                elif self._digest() != digest:
+                    remove(self._plan_uri, self.options)
+                notes = self._notes()
+                for folder in {self.folder, self._notes_folder, *(posixpath.dirname(j.uri) for j in jobs)}:
+                    sweep_output(folder)
+            made: list[MadeShard] = []
+            failures: list[str] = []
+            todo: list[ShardJob] = []
+            sizes = self._sizes(jobs)
+            for job in jobs:
+                note = notes.get(job.name, {})
+                is_made = note.get("digest") == job.digest and sizes.get(job.uri) == note.get("size")
+                made += [MadeShard(job.name, len(job.ids), note["bytes"], True)] if is_made else []
+                todo += [] if is_made else [job]
+            with Progress(len(todo)) as progress:
+                for job, result in pool.map(write_shard, todo):
+                    if isinstance(result, WorkerFailure):
+                        failures.append(result.at(job.uri))
+                        progress.add(0, 0)
+                    else:
+                        made.append(result)
+                        progress.add(result.samples, result.nbytes)
+            made.sort(key=lambda shard: shard.name)
+            if not failures:
+                with readable_store_errors(), located(self.folder):
+                    self._finish(plan, sources, recipe, {job.name: job.digest for job in jobs}, notes)
+            return MadeSet(plan, digest, tuple(made), tuple(failures))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from making a set here; for an object store see the end of `_finish`."""
+        if is_remote(self.folder):
+            yield
+            return
+        folder = local_path(self._notes_folder)
+        os.makedirs(folder, exist_ok=True)
+        with locked_folder(folder) as is_ours:
+            if not is_ours:
+                raise SetExists(f"{self.folder}: another process makes a training set there now")
+            yield
 
     def uris(self, plan: pa.Table) -> list[str]:
         """Return the main files of the shards, in the order of the plan."""
@@ -259,6 +273,14 @@ class TrainingSet:
     def _name_of(self, file: str) -> str:
         entry = format_of(self.kind)
         return posixpath.basename(entry.output(file)).removesuffix(entry.written)
+
+    @property
+    def _notes_folder(self) -> str:
+        """Its folder of notes; an error if that is a link, which may lead out of the set."""
+        folder = join(self.folder, SET_NOTES)
+        if not is_remote(folder) and os.path.islink(local_path(folder)):
+            raise SetExists(f"{folder}: is a symbolic link; a training set has a folder there")
+        return folder
 
     @property
     def _plan_uri(self) -> str:
@@ -369,14 +391,8 @@ class TrainingSet:
         )
 
     def _notes(self) -> dict[str, dict[str, Any]]:
-        """Return the notes on shards, by name. Files that no shard of ours can have are none.
-
-        Raises:
-            SetExists: their folder is a link, which may lead out of the set.
-        """
-        folder = join(self.folder, SET_NOTES)
-        if not is_remote(folder) and os.path.islink(local_path(folder)):
-            raise SetExists(f"{folder}: is a symbolic link; a training set has a folder there")
+        """Return the notes on shards, by name. Files that no shard of ours can have are none."""
+        folder = self._notes_folder
         names = list(files_in(folder, self.options, ".json"))
         texts = parallel_map(lambda name: read_bytes(join(folder, name), self.options), names, folder)
         found: dict[str, dict[str, Any]] = {}
@@ -414,11 +430,15 @@ class TrainingSet:
         plan: pa.Table,
         sources: Sequence[Source],
         recipe: Recipe,
-        names: set[str],
+        digests: Mapping[str, str],
         notes: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Remove shards of earlier plans, and write index files, card and plan."""
-        gone = {name: note for name, note in notes.items() if name not in names}
+        """Remove shards of earlier plans, and write index files, card and plan.
+
+        Raises:
+            SetExists: meanwhile another process has made shards of another plan.
+        """
+        gone = {name: note for name, note in notes.items() if name not in digests}
         about = set_notes(plan, sources, recipe)
         if self.kind == _TARS:
             folder = TarFolder(self.folder, self.options)
@@ -436,6 +456,12 @@ class TrainingSet:
             )
         for name in gone:
             remove(_note_uri(self.folder, name), self.options)
+        found = {name: note["digest"] for name, note in self._notes().items()}
+        if other := [name for name in {**digests, **found} if found.get(name) != digests.get(name)]:
+            raise SetExists(
+                f"{self.folder}: another process makes a training set there, too (shard {other[0]}); "
+                "the set is not complete: run it again"
+            )
         with staged(self._plan_uri, self.options) as file:
             pq.write_table(plan, file.path, compression="zstd")
             file.publish()
@@ -459,7 +485,7 @@ def _note_uri(folder: str, name: str) -> str:
 
 
 def _read_note(name: str, text: bytes) -> dict[str, Any] | None:
-    """Return the note on a shard; None if it is not as `write_shard` writes it. Anybody may put files there."""
+    """Return the note on a shard; None if it is not as `write_shard` writes it, but of somebody else."""
     try:
         note = json.loads(text)
         split, digest, nbytes, size = (note[key] for key in ("split", "digest", "bytes", "size"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +17,7 @@ from mm_assets.formats.names import PLAN_FILE
 from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset.writer import TarFolder
 from mm_assets.model.errors import DataError
+from mm_assets.pool.worker_process import WorkerFailure
 from mm_assets.storage.temporary import temporary_name
 from mm_assets.training_set import build
 from mm_assets.training_set.build import SetExists
@@ -317,3 +320,46 @@ def test_notes_behind_a_link_are_refused(made: Path, tmp_path: Path) -> None:
 def test_a_split_that_would_leave_the_set_is_refused() -> None:
     with pytest.raises(ValueError, match="splits have names such as train, not '../x'"):
         Recipe(splits={"../x": 1.0})
+
+
+@pytest.mark.parametrize("is_overwrite", [False, True])
+def test_two_at_once_are_refused(made: Path, tmp_path: Path, is_overwrite: bool) -> None:
+    target, sources = training_set(tmp_path / "set"), [source(made / "web")]
+
+    class Meanwhile(Here):
+        """Begins a second set in the midst of the first."""
+
+        def map(
+            self, fn: Callable[[Any], Any], jobs: Iterable[Any]
+        ) -> Generator[tuple[Any, Any | WorkerFailure], None, None]:
+            for done in super().map(fn, jobs):
+                if fn.__name__ == "write_shard":
+                    with pytest.raises(
+                        SetExists, match="/set: another process makes a training set there now"
+                    ):
+                        target.make(sources, Recipe(shards=2), Here(), is_overwrite)
+                yield done
+
+    report = target.make(sources, RECIPE, Meanwhile())
+    assert len(report.shards) == 4
+    training_set(tmp_path / "alone" / "set").make(sources, RECIPE, Here())
+    assert tree(tmp_path / "set") == tree(tmp_path / "alone" / "set")
+    target.make(sources, Recipe(shards=2), Here(), overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["train-000000", "train-000077"])
+def test_shards_of_another_plan_that_came_meanwhile_are_an_error(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Object stores have no locks."""
+    finish = TarFolder.finish
+
+    def meanwhile(*arguments: Any) -> list[str]:
+        note = {"digest": "another", "split": "train", "bytes": 1, "size": 1}
+        (tmp_path / "set" / ".training" / f"{name}.json").write_text(json.dumps(note))
+        return finish(*arguments)
+
+    monkeypatch.setattr(TarFolder, "finish", meanwhile)
+    with pytest.raises(SetExists, match=f"another process makes a training set there, too .shard {name}."):
+        training_set(tmp_path / "set").make([source(made / "web")], RECIPE, Here())
+    assert not (tmp_path / "set" / PLAN_FILE).exists()
