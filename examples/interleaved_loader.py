@@ -3,6 +3,7 @@
     python examples/interleaved_loader.py STORAGE/webdataset --seed 7 --save run/data --stop-after 1000
     python examples/interleaved_loader.py STORAGE/webdataset --seed 7 --resume run/data     # exactly the rest
     python examples/interleaved_loader.py STORAGE/webdataset s3://bucket/other --weights 3 1
+    python examples/interleaved_loader.py out/training --split train
 
 On several nodes start it once on each, with RANK and WORLD_SIZE set, as torchrun does. Each rank saves its
 state where it saves the model; a resumed run may have other numbers of ranks and workers.
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("paths", nargs="+", help="folders or URLs; several with --weights")
     parser.add_argument("--weights", type=float, nargs="*", help="shares of the datasets")
-    parser.add_argument("--split", help="of a training set of mm-assets reshard")
+    parser.add_argument("--split", help="of a training set, such as train")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--seed", type=int, help="shuffle; without it, samples come as they lie")
@@ -66,7 +67,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--stop-after", type=int, help="samples of this rank, in whole batches")
     options = parser.parse_args(arguments)
 
-    loader = make_loader(options)
+    try:
+        loader = make_loader(options)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     if options.resume:
         loader.load_state_dict([json.loads(file.read_text()) for file in options.resume.glob("*.json")])
     while loader.dataset.epoch < options.epochs:

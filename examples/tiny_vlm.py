@@ -97,6 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", help="folder or URL of an output")
+    parser.add_argument("--split", help="of a training set, such as train")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1)
@@ -106,12 +107,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--stop-after", type=int, help="steps")
     options = parser.parse_args(arguments)
 
+    try:
+        documents = InterleavedDataset(options.path, split=options.split, shuffle=False)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     torch.manual_seed(0)
     torch.set_num_threads(1)
     is_parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if is_parallel:
         dist.init_process_group("gloo")
-    documents = InterleavedDataset(options.path, shuffle=False)
     plan = pack(count_tokens(documents, tokenize), LENGTH, IMAGE_CAP)  # once, and in files, for real data
     dataset = PackedDataset(documents, plan, tokenize, seed=1)
     loader = dataset.loader(options.batch_size, options.workers, collate=collate)

@@ -304,7 +304,7 @@ class InterleavedDataset(EpochDataset):
 
     Args:
         path: folder, file, pattern or URL; or the tars of each modality, as for `MultiModalWebDataset`.
-        split: a split of the plan; None takes all.
+        split: a split of the plan, to be named if there are several.
         shuffle: False gives the samples as they lie.
         seed: of the order.
         rank: None takes RANK of the environment, or 0.
@@ -318,7 +318,8 @@ class InterleavedDataset(EpochDataset):
 
     Raises:
         FileNotFoundError: nothing is there.
-        DataError: there is no sample, or no such split; or the data is none to train from.
+        DataError: there is no sample, no such split, or none named of several; or the data is none to train
+            from.
         ValueError: an argument is none of those above.
     """
 

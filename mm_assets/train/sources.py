@@ -309,11 +309,12 @@ def open_source(
 
     Args:
         path: a folder, file, pattern or URL; or the tars of each modality.
-        split: one of the plan's; None takes all samples.
+        split: one of the plan's; None if it has one at most.
         copies: gives local copies of remote files.
 
     Raises:
-        DataError: there is no plan for a split, or it has no such split; or the data is none to train from.
+        DataError: there is no plan for a split, or it has no such split, or several and none is named; or the
+            data is none to train from.
     """
     if isinstance(path, Mapping):
         return _whole(PairedSource(path, copies), split, "paired tars")
@@ -360,8 +361,7 @@ def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
         source = _opened(kind, uris, copies)
         rows = _by_shard(source, np.concatenate(rows), file)
     splits = plan.column("split").to_pylist()
-    if split is not None and split not in splits:
-        raise DataError(f"{file}: no split {split!r}, but {', '.join(sorted(filter(None, set(splits))))}")
+    _refuse_split(split, splits, file)
     repeats = plan.column("repeats").to_numpy() * np.array(
         [split is None or each == split for each in splits], np.int64
     )
@@ -424,6 +424,14 @@ def _refuse_row(file: str, plan: pa.Table, is_wrong: Any, problem: str) -> None:
     """Refuse a plan with a wrong row; null is none."""
     if (row := pc.index(is_wrong, True).as_py()) >= 0:
         raise DataError(f"{file}: sample {plan.column('sample_id')[row].as_py()!r:.200}: {problem}")
+
+
+def _refuse_split(split: str | None, splits: Sequence[str | None], file: str) -> None:
+    names = list(filter(None, dict.fromkeys(splits)))
+    if split is None and len(names) > 1:
+        raise DataError(f"{file}: splits {', '.join(names)}: name one, as split={names[0]!r}")
+    if split is not None and split not in names:
+        raise DataError(f"{file}: no split {split!r}, but {', '.join(names)}")
 
 
 def _files_of(folder: str, files: Sequence[str], plan: str) -> tuple[str, list[str]]:

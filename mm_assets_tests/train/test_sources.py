@@ -205,9 +205,16 @@ def test_a_plan_tells_splits_and_repeats(kind: str, storage: Path) -> None:
     validation = [f"s2{number}" for number in range(5)]
     assert sorted(ids(folder, split="train")) == sorted(train)
     assert ids(folder, split="validation", shuffle=False) == validation
-    assert sorted(ids(folder)) == sorted(train + validation)
+    with pytest.raises(DataError, match="splits train, validation: name one, as split=.train"):
+        InterleavedDataset(folder)
     with pytest.raises(DataError, match="no split 'test', but train, validation"):
         InterleavedDataset(folder, split="test")
+
+
+def test_a_plan_of_one_split_needs_no_name(storage: Path) -> None:
+    write_plan(storage / "parquet", [(f"s0{n}", "p0.parquet", 0, 0, "train", n) for n in range(5)])
+    expected_ids = [f"s0{n}" for n in range(5) for _ in range(n)]
+    assert sorted(ids(storage / "parquet")) == sorted(ids(storage / "parquet", split="train")) == expected_ids
 
 
 def test_a_plan_of_other_data_is_refused(storage: Path) -> None:
