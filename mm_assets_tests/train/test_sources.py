@@ -275,7 +275,7 @@ def test_a_row_that_cannot_be_is_named(column: str, value: Any, words: str, stor
     at = plan.schema.get_field_index(column)
     pq.write_table(plan.set_column(at, column, pa.array(values)), folder / "plan.parquet")
     with pytest.raises(DataError, match=rf"plan\.parquet: {words}"):
-        InterleavedDataset(folder)
+        InterleavedDataset(folder, split=plan.column("split")[0].as_py())
 
 
 def test_repeats_cost_no_memory(storage: Path) -> None:
@@ -283,6 +283,7 @@ def test_repeats_cost_no_memory(storage: Path) -> None:
     folder = planned(storage, "webdataset")
     rows = pq.read_table(folder / "plan.parquet").to_pylist()
     rows[4]["repeats"] = 4_000_000
+    rows = [row | {"split": "train"} for row in rows]
     write_plan(folder, [tuple(row.values()) for row in rows])
     tracemalloc.start()
     dataset = InterleavedDataset(folder, shuffle=False)
