@@ -14,7 +14,6 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,14 +61,11 @@ from mm_assets.training_set.plan import (
     shard_name,
     split_of,
 )
-from mm_assets.training_set.sources import Scan, Source, SourceTar, scan_tar
+from mm_assets.training_set.sources import Range, Scan, Source, SourceTar, copy_ranges, scan_tar
 
 _TARS = "webdataset"
 _REVISION = "1"  # of the bytes that are made by a plan
 _RECIPE, _DIGEST = b"mm_assets:recipe", b"mm_assets:plan"
-_COPIED_AT_ONCE = 1 << 20  # bytes, where the kernel cannot copy
-_RANGES_AT_ONCE = 8  # of an object store
-_LARGEST_RANGE = 8 << 20
 _NAME_BYTES = 100  # of a tar header
 
 Ints = npt.NDArray[np.int64]
@@ -574,15 +570,9 @@ def _copy(job: ShardJob, path: str) -> None:
             rows = rows[np.argsort(job.starts[rows], kind="stable")]
             ranges = list(_joined(job.starts[rows].tolist(), job.sizes[rows].tolist(), starts[rows].tolist()))
             with located(tar.uri):
-                if is_remote(tar.uri):
-                    _fetch(tar.uri, target, ranges, job.options)
-                else:
-                    _copy_local(local_path(tar.uri), target, ranges)
+                copy_ranges(tar.uri, target, ranges, job.options)
     finally:
         os.close(target)
-
-
-Range = tuple[int, int, int]  # offset in the source, bytes, offset in the new tar
 
 
 def _joined(starts: Sequence[int], sizes: Sequence[int], targets: Sequence[int]) -> Iterator[Range]:
@@ -595,50 +585,3 @@ def _joined(starts: Sequence[int], sizes: Sequence[int], targets: Sequence[int])
         yield at, size, to
         at, size, to = start, length, target
     yield at, size, to
-
-
-def _copy_local(path: str, target: int, ranges: Sequence[Range]) -> None:
-    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for at, size, to in ranges:
-            while size:
-                copied = _copy_some(source, target, size, at, to)
-                if not copied:
-                    raise EOFError(f"it ends {size} bytes before the end of a sample")
-                at, size, to = at + copied, size - copied, to + copied
-    finally:
-        os.close(source)
-
-
-def _copy_some(source: int, target: int, size: int, at: int, to: int) -> int:
-    """Copy some bytes, in the kernel where it can, and return how many."""
-    if hasattr(os, "copy_file_range"):
-        try:
-            return os.copy_file_range(source, target, size, at, to)
-        except OSError:  # between these file systems; a fault of the disk comes again below
-            pass
-    return os.pwrite(target, os.pread(source, min(size, _COPIED_AT_ONCE), at), to)
-
-
-def _fetch(uri: str, target: int, ranges: Sequence[Range], options: StorageOptions | None) -> None:
-    """Copy ranges of a remote tar; several are requested at once, each of some megabytes at most."""
-    fs, path = filesystem(uri, options)
-    parts = [
-        (at + done, min(_LARGEST_RANGE, size - done), to + done)
-        for at, size, to in ranges
-        for done in range(0, size, _LARGEST_RANGE)
-    ]
-
-    def fetch(part: Range) -> None:
-        at, size, to = part
-        data = fs.cat_file(path, start=at, end=at + size)
-        if len(data) != size:
-            raise EOFError(f"the store gave {len(data)} of {size} bytes from byte {at} on")
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(target, view, to)
-            view, to = view[written:], to + written
-
-    with ThreadPoolExecutor(_RANGES_AT_ONCE) as threads:
-        for _ in threads.map(fetch, parts):
-            pass

@@ -11,6 +11,7 @@ import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -27,7 +28,7 @@ from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx
 from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, ROW_EXTRA, SAMPLE_ID
 from mm_assets.formats.webdataset.writer import CARD, TarFolder
 from mm_assets.model.errors import DataError, ShardError
-from mm_assets.storage.files import StorageOptions, is_remote, join, read_bytes
+from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, local_path, read_bytes
 from mm_assets.storage.listing import expand_paths
 from mm_assets.storage.stamps import local_stamp, remote_stamps
 
@@ -35,6 +36,9 @@ SCORES_BESIDE = "sample_scores"  # folder beside that of a storage root's tars, 
 _LICENCES = re.compile(
     r"^license:(.*(?:\n- .*)*)", re.MULTILINE
 )  # in the front matter of a card: one, or a list
+_COPIED_AT_ONCE = 1 << 20  # bytes, where the kernel cannot copy
+_RANGES_AT_ONCE = 8  # of an object store
+_LARGEST_RANGE = 8 << 20
 _DOMAIN = re.compile(r"domain\((.+)\)")
 
 
@@ -281,3 +285,67 @@ def _scores(job: Scan, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
             f"and no score in {uri}"
         ) from error
     return {row["sample_id"]: {name: row[name] for name in columns} for row in table.to_pylist()}
+
+
+Range = tuple[int, int, int]  # offset in the source, bytes, offset in the new tar
+
+
+def copy_ranges(
+    uri: str, target: int, ranges: Sequence[Range], options: StorageOptions | None = None
+) -> None:
+    """Copy ranges of a source into an open file.
+
+    Raises:
+        EOFError: it has fewer bytes.
+    """
+    if is_remote(uri):
+        _fetch(uri, target, ranges, options)
+    else:
+        _copy_local(local_path(uri), target, ranges)
+
+
+def _copy_local(path: str, target: int, ranges: Sequence[Range]) -> None:
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for at, size, to in ranges:
+            while size:
+                copied = _copy_some(source, target, size, at, to)
+                if not copied:
+                    raise EOFError(f"it ends {size} bytes before the end of a sample")
+                at, size, to = at + copied, size - copied, to + copied
+    finally:
+        os.close(source)
+
+
+def _copy_some(source: int, target: int, size: int, at: int, to: int) -> int:
+    """Copy some bytes, in the kernel where it can, and return how many."""
+    if hasattr(os, "copy_file_range"):
+        try:
+            return os.copy_file_range(source, target, size, at, to)
+        except OSError:  # between these file systems; a fault of the disk comes again below
+            pass
+    return os.pwrite(target, os.pread(source, min(size, _COPIED_AT_ONCE), at), to)
+
+
+def _fetch(uri: str, target: int, ranges: Sequence[Range], options: StorageOptions | None) -> None:
+    """Copy ranges of a remote tar; several are requested at once, each of some megabytes at most."""
+    fs, path = filesystem(uri, options)
+    parts = [
+        (at + done, min(_LARGEST_RANGE, size - done), to + done)
+        for at, size, to in ranges
+        for done in range(0, size, _LARGEST_RANGE)
+    ]
+
+    def fetch(part: Range) -> None:
+        at, size, to = part
+        data = fs.cat_file(path, start=at, end=at + size)
+        if len(data) != size:
+            raise EOFError(f"the store gave {len(data)} of {size} bytes from byte {at} on")
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(target, view, to)
+            view, to = view[written:], to + written
+
+    with ThreadPoolExecutor(_RANGES_AT_ONCE) as threads:
+        for _ in threads.map(fetch, parts):
+            pass
