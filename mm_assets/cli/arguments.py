@@ -406,3 +406,27 @@ def refuse_other_folder(root: str) -> None:
         raise FileNotFoundError(f"{absent(root, fs, path, 'folder')}; {hint}") from error
     if found.isdisjoint({LEDGER_FOLDER, *(output.folder.partition("/")[0] for output in OUTPUTS)}):
         raise FileNotFoundError(f"{root}: no output of the graph is here; {hint}")
+
+
+def add_policy_flag(parser: argparse.ArgumentParser) -> None:
+    """Declare what becomes of samples with an error."""
+    policy = (
+        "of a sample with an error: its file fails (error), it is kept (warn), "
+        "or left out and listed, the item or all of it"
+    )
+    parser.add_argument(
+        "--on-materialize-error",
+        default="error",
+        choices=("error", "warn", "drop_row", "drop_sample"),
+        help=policy,
+    )
+
+
+def reading_of(options: argparse.Namespace, kind: str, source: str) -> dict[str, Any]:
+    """Return arguments of the reader, by the flags for layouts and errors."""
+    layout = layout_of(options, kind, source)
+    if not layout:
+        return {}
+    # A first pass over the rows of a sound file would only cost time.
+    is_sound = format_of(kind).quarantine_rereads and is_ours(kind, source)
+    return {"quarantine_errors": options.on_materialize_error != "error" and not is_sound, **layout}

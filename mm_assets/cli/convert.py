@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from mm_assets.cli.arguments import (
     add_filter_flags,
     add_layout_flags,
+    add_policy_flag,
     chain_asked_for,
-    is_ours,
     layout_of,
     location,
     names,
     number_of,
     parsed,
+    reading_of,
     refuse_inapplicable_flags,
     share,
 )
@@ -95,6 +96,17 @@ def print_plan(existing: ExistingPartitions, writer: InterleavedWriter) -> int:
 
 def print_report(report: WriteReport, seconds: float) -> None:
     """Print what was written, and which parts of the input were not."""
+    print(
+        f"{report.path}: {counted(len(report.partitions), 'partition')}, "
+        f"{counted(report.samples, 'sample')}, {counted(report.images, 'image')}, "
+        f"{counted(report.texts, 'text')}, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
+    )
+    for line in lost_lines(report):
+        print(f"  {line}")
+
+
+def lost_lines(report: WriteReport) -> list[str]:
+    """Return lines on the parts of the input that were not written as they are."""
     from mm_assets.formats.reports import (
         empty_shards_lines,
         left_out_lines,
@@ -103,34 +115,25 @@ def print_report(report: WriteReport, seconds: float) -> None:
         untaken_lines,
     )
 
-    print(
-        f"{report.path}: {counted(len(report.partitions), 'partition')}, "
-        f"{counted(report.samples, 'sample')}, {counted(report.images, 'image')}, "
-        f"{counted(report.texts, 'text')}, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
-    )
-    for line in summary(report.losses):
-        print(f"  {line}")
     of_nothing = [part.source_files[0] for part in report.partitions if part.is_of_nothing]
     left_out = [name for part in report.partitions for name in left_out_of(part.notes)]
-    for line in (
+    lines = [
+        *summary(report.losses),
         *empty_shards_lines(of_nothing, len(report.partitions)),
         *untaken_lines(map(untaken_in, report.partitions), len(report.partitions)),
         *left_out_lines(len(left_out), left_out),
-    ):
-        print(f"  {line}")
-    kinds: dict[str, int] = {}
-    for error in report.errors:
-        kinds[error.outcome] = kinds.get(error.outcome, 0) + 1
-    for outcome, count in kinds.items():
-        print(f"  items with errors, {outcome}: {count}")
+    ]
+    kinds = Counter(error.outcome for error in report.errors)
+    lines += [f"items with errors, {outcome}: {count}" for outcome, count in kinds.items()]
     if report.dropped_columns:
-        print(f"  columns left out: {', '.join(report.dropped_columns)}")
+        lines.append(f"columns left out: {', '.join(report.dropped_columns)}")
     for part in report.partitions:
         for file, notes in part.notes.items():
             for name, description in _NOTES.items():
                 if found := notes.get(name):
                     listed = ", ".join(found[:3]) + ("…" if found[3:] else "")
-                    print(f"  {file}: {len(found)} {description}: {listed}")
+                    lines.append(f"{file}: {len(found)} {description}: {listed}")
+    return lines
 
 
 def convert_arguments(commands: Any) -> None:
@@ -160,16 +163,7 @@ def convert_arguments(commands: Any) -> None:
     )
     add_layout_flags(parser)
     add_filter_flags(parser)
-    policy = (
-        "of a sample with an error: its file fails (error), it is kept (warn), "
-        "or left out and listed, the item or all of it"
-    )
-    parser.add_argument(
-        "--on-materialize-error",
-        default="error",
-        choices=("error", "warn", "drop_row", "drop_sample"),
-        help=policy,
-    )
+    add_policy_flag(parser)
     parser.add_argument(
         "--max-loss",
         type=share,
@@ -250,11 +244,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     arguments = {**arguments_of(kind, [source]), "fields": options.fields, "materialize": True}
     if options.max_batch_bytes:
         arguments["max_batch_bytes"] = options.max_batch_bytes
-    if layout := layout_of(options, kind, source):
-        # A first pass over the rows of a sound file would only cost time.
-        is_sound = format_of(kind).quarantine_rereads and is_ours(kind, source)
-        quarantine_errors = options.on_materialize_error != "error" and not is_sound
-        arguments |= {"quarantine_errors": quarantine_errors, **layout}
+    arguments |= reading_of(options, kind, source)
     reader = reader_for(kind, source, **arguments)
     if options.layout is not None and options.to != "jsonl":
         raise ValueError(f"--layout is for --to jsonl, not for {options.to}")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from mm_assets.cli.arguments import (
     add_layout_flags,
-    layout_of,
+    add_policy_flag,
     location,
     names,
     number_of,
     parsed,
+    reading_of,
     refuse_inapplicable_flags,
 )
 from mm_assets.formats.names import TITLES
@@ -77,6 +78,7 @@ def reshard_arguments(commands: Any) -> None:
     parser.add_argument(
         "--tokens", metavar="COLUMN", help="column or score with the number of tokens of a sample"
     )
+    add_policy_flag(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a set of another plan")
     parser.add_argument(
         "--prove", action="store_true", help="read sources and set again, and prove that nothing is missing"
@@ -110,23 +112,32 @@ def run_reshard(options: argparse.Namespace) -> int:
     converted = TemporaryFolder()
     try:
         with no_empty_folders(target), _pool(options.workers, target, places, converted.path) as pool:
-            sources = [
+            found = [
                 _source(options, place, name, f"{converted.path}/{number}")
                 for number, (place, name) in enumerate(zip(places, known, strict=True))
+            ]
+            sources = [source for source, _ in found]
+            lost = [
+                f"{place}: {line}" for place, (_, lines) in zip(places, found, strict=True) for line in lines
             ]
             made = TrainingSet(target, options.to)
             if options.dry_run:
                 _print_splits(made.plan(sources, recipe, pool))
+                for line in lost:
+                    print(f"  {line}")
                 return 0
             report = made.make(sources, recipe, pool, options.overwrite)
             proof = prove(made, report.plan, sources, pool) if options.prove and not report.failures else None
     finally:
         converted.remove()
     _print_report(options.dst, report, time.monotonic() - started)
+    for line in lost:
+        print(f"  {line}")
     lines = [" ".join(line.split()) for line in report.failures]
     if proof is not None:
         left_out = f", {proof.left_out} left out by their weight" if proof.left_out else ""
-        verdict = "differs from the sources" if proof.differences else "proven equal to the sources"
+        read = "what was read of the sources" if lost else "the sources"
+        verdict = f"differs from {read}" if proof.differences else f"proven equal to {read}"
         print(f"  {verdict}: {counted(proof.samples, 'sample')}{left_out}, digest {proof.digest}")
         lines = [f"difference: {line}" for line in proof.differences]
     for line in lines:
@@ -177,8 +188,12 @@ def _pool(workers: int, target: str, places: Sequence[str], temporary: str) -> J
     return RayPool(settings.ray_address, workers, settings.shard_timeout, written, read)
 
 
-def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> Source:
-    """Return a source of our tars; data of any other kind are made such tars first, in ``folder``."""
+def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> tuple[Source, list[str]]:
+    """Return a source of our tars, and lines on what is lost of it.
+
+    Data of any other kind are made such tars first, in ``folder``, as ``convert`` does.
+    """
+    from mm_assets.cli.convert import lost_lines
     from mm_assets.dataset import Dataset, arguments_of
     from mm_assets.formats.registry import detect_format, reader_for
     from mm_assets.storage.errors import located
@@ -188,17 +203,18 @@ def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> 
         kind = detect_format(place)
         refuse_inapplicable_flags(options, kind, place)
         if kind == "webdataset" and (found := our_tars(place, name)) is not None:
-            return found
-        arguments = {**arguments_of(kind, [place]), "materialize": True, **layout_of(options, kind, place)}
+            return found, []
+        arguments = {**arguments_of(kind, [place]), "materialize": True, **reading_of(options, kind, place)}
         report = Dataset(reader_for(kind, place, **arguments)).write(
-            folder, "webdataset", workers=options.workers, on_materialize_error="warn"
+            folder, "webdataset", workers=options.workers, on_materialize_error=options.on_materialize_error
         )
         digests = {part.uri: part.digest for part in report.partitions}
         made = our_tars(folder, name)
     if made is None:
         raise ValueError(f"{place}: no samples")
     # Their times differ each time, their content does not.
-    return replace(made, tars=tuple(replace(tar, stamp=digests[tar.uri]) for tar in made.tars))
+    made = replace(made, tars=tuple(replace(tar, stamp=digests[tar.uri]) for tar in made.tars))
+    return made, lost_lines(report)
 
 
 def _print_report(target: str, report: MadeSet, seconds: float) -> None:

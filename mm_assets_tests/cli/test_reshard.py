@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import tarfile
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -115,3 +118,25 @@ def test_one_id_in_two_sources_is_one_line(made: Path, tmp_path: Path) -> None:
 def test_a_set_inside_its_source_is_refused(made: Path) -> None:
     line = only_line(run("reshard", made / "web", made / "web" / "set"))
     assert line == f"{made}/web/set: the output cannot be inside the input {made}/web"
+
+
+@pytest.mark.parametrize("policy", ["error", "drop_row", "drop_sample", "warn"])
+def test_what_a_raw_source_loses_is_told(tmp_path: Path, policy: str) -> None:
+    raw = tmp_path / "raw" / "a.tar"
+    raw.parent.mkdir()
+    with tarfile.open(raw, "w") as tar:
+        for name in ("g1", "g2", "g3", "g4", "g5"):
+            images = ["g2.png"] if name == "g2" else [None]  # a member that is not there
+            data = json.dumps({"sample_id": name, "texts": ["a text"], "images": images}).encode()
+            member = tarfile.TarInfo(f"{name}.json")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    flags = () if policy == "error" else ("--on-materialize-error", policy)
+    done = run("reshard", raw.parent, tmp_path / "set", "--prove", *flags)
+    if policy == "error":
+        assert "1 of 1 partition not written" in only_line(done) and "g2.png" in done.stderr
+        assert not (tmp_path / "set").exists()
+        return
+    assert done.returncode == 0
+    assert "  proven equal to what was read of the sources: " in done.stdout
+    assert f"  {raw.parent}: " in done.stdout
