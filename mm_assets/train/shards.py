@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -140,13 +141,14 @@ class LocalCopies:
     def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int | str = "32GiB") -> None:
         default = os.path.join(tempfile.gettempdir(), f"mm-assets-copies-{os.getuid()}")
         self.folder = Path(folder if folder is not None else default)
+        self._is_default = folder is None
         self.limit = parse_bytes(limit)
 
     def open(self, uri: str, opener: Callable[[str], T]) -> T:
         """Return what ``opener`` gives for a local file of these bytes: the file itself, or its copy.
 
         Raises:
-            DataError: the file alone is larger than the limit.
+            DataError: the file alone is larger than the limit, or the common folder is not this user's alone.
             OSError: it cannot be read, or there is no room.
         """
         if not is_remote(uri):
@@ -166,7 +168,7 @@ class LocalCopies:
         size = int(info["size"])
         if size > self.limit:
             raise DataError(f"{uri}: {size} bytes are more than the {self.limit} of the local copies")
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder()
         name = xxhash.xxh3_128_hexdigest(f"{uri} {size} {mark_of(info)}".encode())
         copy = self.folder / f"{name}{_SUFFIX}"
         with self._locked(name[:2]):  # few files, whatever the number of copies
@@ -174,6 +176,19 @@ class LocalCopies:
                 self._download(uri, copy, size)
             os.utime(copy, ns=(time.time_ns(), time.time_ns()))  # the kernel's own clock has ticks of ms
         return str(copy)
+
+    def _make_folder(self) -> None:
+        if not self._is_default:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return
+        with suppress(FileExistsError):  # others may write beside it
+            self.folder.mkdir(mode=0o700)
+        found = self.folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise DataError(
+                f"{self.folder}: is no folder that this user alone may use, so others may have put copies "
+                "there: remove it, or name another one (cache_dir)"
+            )
 
     def _download(self, uri: str, copy: Path, size: int) -> None:
         temporary = self.folder / temporary_name(copy.name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -41,6 +43,42 @@ def test_copies_are_kept_and_bounded(store: str, tmp_path: Path) -> None:
         assert copies_in(tmp_path) <= 3 * SIZE
     assert copies_in(tmp_path) == 3 * SIZE
     assert not list(tmp_path.glob(".*"))
+
+
+def theirs(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+
+
+def open_to_all(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def linked(folder: Path) -> None:
+    folder.with_name("elsewhere").mkdir(mode=0o700)
+    folder.symlink_to("elsewhere")
+
+
+def a_file(folder: Path) -> None:
+    folder.touch(mode=0o600)
+
+
+@pytest.mark.parametrize("made_by_others", [theirs, open_to_all, linked, a_file])
+def test_the_common_folder_is_of_this_user_alone(
+    made_by_others: Callable[[Path], None], store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    copies = LocalCopies()
+    made_by_others(copies.folder)
+    another = os.getuid() + 1
+    with monkeypatch.context() as patch, pytest.raises(DataError) as caught:
+        if made_by_others is theirs:
+            patch.setattr(os, "getuid", lambda: another)
+        copies.open(f"{store}/a", read)
+    assert str(caught.value).startswith(f"{copies.folder}: is no folder that this user alone may use")
+    copies.folder.rename(tmp_path / "theirs")
+    assert copies.open(f"{store}/a", read) == b"a" * SIZE
+    assert copies.folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_was_used_last_stays(store: str, tmp_path: Path) -> None:
