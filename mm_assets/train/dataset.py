@@ -107,6 +107,8 @@ class EpochDataset(IterableDataset, ABC):
                     f"{self!r}: the state is of another order ({one.order}, here {self.order_digest}): "
                     "of other data, or of another seed, split, window or mixture"
                 )
+            if any(parts and parts[-1][1] > self.epoch_length for _, parts in one.done):
+                raise DataError(f"{self!r}: not the state of a dataset: done has more than are in an epoch")
         # One state is kept as it is: if the division stays the same, its rank goes on where it was.
         self._state = found[0] if len(found) == 1 else Progress.merged(found, self.epoch_length)
 

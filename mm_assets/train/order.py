@@ -28,6 +28,7 @@ Positions = npt.NDArray[np.int64]
 Ranges = tuple[tuple[int, int], ...]
 """Sorted, disjoint ranges (start, stop) of positions."""
 
+_LARGEST = (1 << 31) - 1  # number in a state: times the samples of an epoch it has 64 bits at most
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -233,6 +234,24 @@ class Progress:
     drop_last: bool = False
     steps: int = 0
 
+    def check(self) -> None:
+        """Refuse what no dataset gives.
+
+        Raises:
+            ValueError: a number is none, or out of its range.
+        """
+        least = {"epoch": 0, "ranks": 1, "rank": 0, "batch_size": 0, "steps": 0}
+        for name, limit in least.items():
+            value = getattr(self, name)
+            if type(value) is not int or not limit <= value <= _LARGEST:
+                raise ValueError(f"{name} is {value!r:.50}")
+        if self.rank >= self.ranks:
+            raise ValueError(f"rank is {self.rank} of {self.ranks}")
+        if not isinstance(self.order, str) or not isinstance(self.drop_last, bool):
+            raise ValueError(f"order and drop_last are {self.order!r:.50} and {self.drop_last!r:.50}")
+        if any(epoch < 0 or (parts and parts[0][0] < 0) for epoch, parts in self.done):
+            raise ValueError("done has a negative number")
+
     def division(self, length: int) -> Division:
         """Return the division of the current epoch, of ``length`` positions."""
         return Division(
@@ -260,9 +279,11 @@ class Progress:
             if values.pop("version") != 1:
                 raise ValueError("of another version")
             done = tuple((int(epoch), united(parts)) for epoch, parts in sorted(values.pop("done").items()))
-            return cls(done=done, **values)
+            found = cls(done=done, **values)
+            found.check()
+            return found
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"not the state of a dataset: {state!r:.200}") from error
+            raise DataError(f"not the state of a dataset: {error!s:.100}: {state!r:.200}") from error
 
     @classmethod
     def merged(cls, states: Sequence[Progress], length: int) -> Progress:
@@ -283,11 +304,12 @@ class Progress:
         begun = {(state.epoch, state.done) for state in states}
         if len(alike) > 1 or len(begun) > len({epoch for epoch, _ in begun}):
             raise DataError("the states are of different runs: other ranks, batch sizes, data or beginnings")
-        missing = sorted(set(range(first.ranks)) - {state.rank for state in states})
-        if missing or len(states) != first.ranks:
+        present = {state.rank for state in states}
+        missing = next((rank for rank in range(first.ranks) if rank not in present), None)
+        if missing is not None or len(states) != first.ranks:
             raise DataError(
                 f"{counted(len(states), 'state')} of {first.ranks} ranks: "
-                + (f"none of rank {missing[0]}" if missing else "a rank has two")
+                + ("a rank has two" if missing is None else f"none of rank {missing}")
             )
         # A rank may have begun the next epoch while others were still in this one.
         earliest = min(states, key=lambda state: state.epoch)

@@ -94,10 +94,13 @@ def pack(
 
     Raises:
         ValueError: a limit is below 1.
+        DataError: there are no documents.
     """
     if length < 1 or (image_cap is not None and image_cap < 1):
         raise ValueError(f"a sequence has room for tokens and images: {length}, {image_cap}")
     table = read_small_table(counts) if isinstance(counts, str) else counts
+    if not len(table):
+        raise DataError(f"{counts if isinstance(counts, str) else 'counts'}: no documents to pack")
     cap = image_cap if image_cap is not None else int(np.iinfo(np.int64).max)
     pieces = np.array(
         [

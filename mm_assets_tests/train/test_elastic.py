@@ -197,6 +197,10 @@ def test_a_rest_for_fewer_ranks_than_there_are_says_what_to_do() -> None:
         (lambda states: [*states[:2], {**states[2], "batch_size": 9}], r"different runs"),
         (lambda states: [*states[:2], {**states[2], "done": {"0": [[0, 5]]}}], r"different runs"),
         (lambda states: {**states[0], "order": "x"}, r"another order .*other data"),
+        (
+            lambda states: [{**state, "ranks": 10**9} for state in states],
+            r"3 states of 1000000000 ranks: none",
+        ),
         (lambda states: {"epoch": 1}, r"not the state of a dataset"),
         (lambda states: {**states[0], "done": [1]}, r"not the state of a dataset"),
     ],
@@ -205,6 +209,31 @@ def test_states_that_do_not_fit_are_refused(change: Any, words: str) -> None:
     _, states = run(alone, 3, None, 2, [3, 2, 1])
     with pytest.raises(DataError, match=words):
         alone(0, 1).load_state_dict(change(states))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ranks": 0}, "ranks is 0"),
+        ({"steps": -3}, "steps is -3"),
+        ({"steps": "x"}, "steps is 'x'"),
+        ({"steps": True}, "steps is True"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"epoch": 1 << 62}, f"epoch is {1 << 62}"),
+        ({"batch_size": 1.5}, "batch_size is 1.5"),
+        ({"rank": 9}, "rank is 9 of 3"),
+        ({"drop_last": 1}, "order and drop_last are '.*' and 1"),
+        ({"done": {"-1": [[0, 3]]}}, "done has a negative number"),
+        ({"done": {"0": [[-5, 3]]}}, "done has a negative number"),
+        ({"done": {"0": [[0, 10**6]]}}, "done has more than are in an epoch"),
+    ],
+)
+def test_a_state_with_a_number_out_of_its_range_is_one_line(change: dict[str, Any], words: str) -> None:
+    _, states = run(alone, 3, None, 2, [3, 3, 3])
+    for given in ({**states[0], **change}, [{**state, **change} for state in states]):
+        with pytest.raises(DataError, match=rf"not the state of a dataset: {words}") as caught:
+            alone(0, 1).load_state_dict(given)
+        assert "\n" not in str(caught.value)
 
 
 def test_ranks_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +120,14 @@ def dataset(tmp_path: Path) -> InterleavedDataset:
                     )
         write("webdataset", tmp_path, [batch_of(rows, partition=f"p{partition}")])
     return InterleavedDataset(tmp_path, shuffle=False)
+
+
+def test_of_no_documents_there_is_no_plan(tmp_path: Path) -> None:
+    none = pa.table({"tokens": pa.array([], pa.int64()), "images": pa.array([], pa.list_(pa.int64()))})
+    pq.write_table(none, tmp_path / "counts.parquet")
+    for counts, name in ((none, "counts"), (f"{tmp_path}/counts.parquet", f"{tmp_path}/counts.parquet")):
+        with pytest.raises(DataError, match=rf"{name}: no documents to pack"):
+            pack(counts, 8)
 
 
 def test_sequences_hold_all_items(dataset: InterleavedDataset, tmp_path: Path) -> None:
