@@ -379,11 +379,28 @@ def _grid(axis: _Axis) -> str:
 
 
 def _ticks(axis: _Axis) -> str:
-    return f"<path d='M{_LEFT} {_BOTTOM}h{_WIDTH}' stroke='#888'/>" + "".join(
-        f"<path d='M{axis.x(mark):.1f} {_BOTTOM}v5' stroke='#888'/>"
-        + _text(axis.x(mark), _BOTTOM + 18, f"{mark:,.6g}", "middle")
-        for mark in axis.ticks()
-    )
+    drawn, end = [f"<path d='M{_LEFT} {_BOTTOM}h{_WIDTH}' stroke='#888'/>"], -math.inf
+    for mark in axis.ticks():
+        x, label = axis.x(mark), _short(mark)
+        drawn.append(f"<path d='M{x:.1f} {_BOTTOM}v5' stroke='#888'/>")
+        side = len(label) * _CHARACTER / 2
+        if x - side > end:
+            drawn.append(_text(x, _BOTTOM + 18, label, "middle"))
+            end = x + side + _CHARACTER
+    return "".join(drawn)
+
+
+_CHARACTER: Final = 10  # width of a digit where an SVG is drawn small, with large letters
+_UNITS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SHORT: Final = 10_000
+
+
+def _short(number: float) -> str:
+    """Return a number for an axis, as 20k or 1.2M."""
+    if abs(number) < _SHORT:
+        return f"{number:,.6g}"
+    unit, name = next(unit for unit in _UNITS if abs(number) >= unit[0])
+    return f"{number / unit:.6g}{name}"
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

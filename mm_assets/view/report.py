@@ -223,6 +223,7 @@ class Report:
         found_copies: by what was compared, where duplicates were looked for.
         picks: some dropped images of each filter.
         schema: columns of the filtered rows.
+        damaged_shards: raw shards of which a range cannot be read: nobody knows how much is in it.
         proof: content of ``proof.json``.
         settings: settings that shards were made with, by asset: text of JSON, and shards.
         notes: shards and columns that could not be looked at, in lines.
@@ -244,6 +245,7 @@ class Report:
     picks: dict[str, list[Pick]] = field(default_factory=dict)
     cloud: Cloud | None = None
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    damaged_shards: int = 0
     proof: Mapping[str, Any] = field(default_factory=dict)
     settings: dict[str, Counter[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -375,6 +377,7 @@ def _add(report: Report, part: ShardReport) -> None:
         shown = report.picks.setdefault(kind, [])
         shown += picks[: MOST_PICKS - len(shown)]
     report.scored_shards += part.is_scored
+    report.damaged_shards += part.is_damaged
     report.notes += part.notes
 
 

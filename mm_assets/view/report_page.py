@@ -119,10 +119,18 @@ def summary(report: Report) -> str:
     filtered = report.stages.get(FILTERED.asset)
     shards = counted_in_thousands(report.raw_shards, "raw shard")
     lost = sum(curated.lost.values(), NOTHING).items
-    words = f"{_in_words(curated.written)} from {shards}, {counted_in_thousands(lost, 'item')} in quarantine."
+    quarantined = f"{counted_in_thousands(lost, 'item')} in quarantine{_unknown(report)}"
+    words = f"{_in_words(curated.written)} from {shards}, {quarantined}."
     if filtered is not None:
         words += f" The filters keep {_in_words(filtered.written)}."
     return words
+
+
+def _unknown(report: Report) -> str:
+    """Return what no figure can count, as the end of a sentence."""
+    if not report.damaged_shards:
+        return ""
+    return f", and an unknown number behind damage in {counted_in_thousands(report.damaged_shards, 'shard')}"
 
 
 def _in_words(amounts: Amounts) -> str:
@@ -173,7 +181,8 @@ def _funnel(report: Report) -> Iterator[str]:
     yield "</tbody></table></div>"
     wrong = [stage for stage in report.stages.values() if stage.unaccounted != NOTHING]
     if not wrong:
-        yield note("It adds up, by the account of each shard: what went in came out, or was taken out")
+        said = "It adds up, by the account of each shard: what went in came out, or was taken out"
+        yield note(f"{said}{_unknown(report)}")
     for stage in wrong:
         cells = zip(_AMOUNTS, _cells(stage.unaccounted), strict=True)
         missing = ", ".join(f"{cell} {name}" for name, cell in cells if cell not in ("0", byte_size(0)))

@@ -133,7 +133,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Names of metadata columns; the first that there is counts, in any case, and with ``-`` for ``_``."""
 
-_HOST: Final = r"(?i)^[a-z][a-z0-9+.-]*://(?:[^/?#@]*@)?(?:www\.)?(?P<host>[^/:?#\s]+)"
+_HOST: Final = r"(?i)^(?:https?|ftp)://(?:[^/?#@]*@)?(?:www\.)?(?P<host>[^/:?#\s]+)"
+_SCHEME: Final = r"(?i)^\s*(?:[a-z][a-z0-9+-]*:|[a-z][a-z0-9+.-]*://)"  # no dot: that is a host with a port
 MOST_PICKS: Final = 8  # of a filter
 MOST_FAULTS: Final = 3  # messages of a kind
 _IMAGE_COLUMNS: Final = ("sample_id", "position", "width", "height", "format", "byte_size")
@@ -142,7 +143,10 @@ _DIGESTS: Final = {"documents with equal texts": "text_digest", "images with equ
 
 @dataclass
 class ShardReport:
-    """What was found in one shard, as in a `Report`; ``lost`` is by asset, outcome and kind."""
+    """What was found in one shard, as in a `Report`; ``lost`` is by asset, outcome and kind.
+
+    Of one that ``is_damaged``, a range of the raw shard cannot be read: nobody knows what was in it.
+    """
 
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     flagged: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -154,6 +158,7 @@ class ShardReport:
     digests: dict[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
     picks: dict[str, list[Pick]] = field(default_factory=dict)
     is_scored: bool = False
+    is_damaged: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -238,6 +243,7 @@ def _estimated_sizes(dropped: pa.Table, curated: ShardRecord, filtered: ShardRec
 def _count_losses(part: ShardReport, asset: str, items: pa.Table, sizes: Sizes | None = None) -> None:
     """Count the items that were taken out, by kind; without ``sizes``, bytes are those in the raw shard."""
     lost = items.filter(pc.is_in(items["outcome"], pa.array(["filtered", "quarantined"])))
+    part.is_damaged |= lost["position"].null_count > 0
     lost = lost.filter(pc.is_valid(lost["position"]))  # a damaged range holds an unknown number of items
     groups = lost.group_by(["outcome", "kind", "modality"]).aggregate(
         [("position", "count"), ("byte_size", "sum")]
@@ -415,8 +421,10 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _hosts(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return hosts of URLs; of URLs that have none, as ``javascript:`` and files, null. Names stay."""
     hosts = pc.struct_field(pc.extract_regex(texts, _HOST), "host")
-    return pc.utf8_lower(pc.if_else(pc.is_valid(hosts), hosts, texts))
+    names = pc.if_else(pc.match_substring_regex(texts, _SCHEME), None, texts)
+    return pc.utf8_lower(pc.coalesce(hosts, names))
 
 
 _SCORED_LANGUAGE: Final = re.compile(r'^"?\{')

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,10 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.view import shard_report
-from mm_assets.view.preview_page import spread_svg
-from mm_assets.view.report import Copies
-from mm_assets.view.report_page import _public
-from mm_assets.view.shard_report import _TO_LABELS, DOMAINS, LANGUAGES, Labels, Spread
+from mm_assets.view.preview_page import _short, spread_svg
+from mm_assets.view.report import RAW, Copies, Report, Stage, _add
+from mm_assets.view.report_page import _public, report_page, summary
+from mm_assets.view.shard_report import (
+    _TO_LABELS,
+    DOMAINS,
+    LANGUAGES,
+    Amounts,
+    Labels,
+    ShardReport,
+    Spread,
+    _count_losses,
+)
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
@@ -51,12 +64,44 @@ def test_a_plot_of_one_value_or_of_none_dropped_can_be_drawn() -> None:
         assert svg.startswith("<svg") and "&lt;x&gt;" in svg and "up to 1" in svg
 
 
+def test_labels_of_an_axis_are_short_and_do_not_overlap() -> None:
+    for values in ([2e4, 1.2e6], [1.0, 3e11], [1e6, 9e6]):
+        numbers = np.array(values)
+        svg = spread_svg("x", numbers, np.ones(len(values)), np.zeros(len(values)))
+        found = re.findall(r"<text x='([\d.]+)' y='\d+' text-anchor='middle'>([^<]*)<", svg)
+        assert len(found) > 2 and all(len(label) <= 5 for _, label in found)
+        sides = [(float(x) - 5 * len(label), float(x) + 5 * len(label)) for x, label in found]
+        assert all(end < start for (_, end), (start, _) in pairwise(sides))
+    assert [_short(number) for number in (0.5, 9999, 20_000, 1.2e6, -3e9)] == [
+        *("0.5", "9,999", "20k", "1.2M", "-3G")
+    ]
+
+
+def test_what_lies_behind_damage_is_said_to_be_unknown() -> None:
+    stage = Stage("curated_parquet", RAW, 3, Amounts(1, texts=1))
+    report = Report("x", datetime.now(UTC), 3, {"curated_parquet": stage})
+    assert summary(report).endswith("from 3 raw shards, 0 items in quarantine.")
+    assert "behind damage" not in report_page(report)
+    part = ShardReport()
+    items = {"position": [None, 0], "modality": [None, "text"], "byte_size": [None, 3]}
+    of_both = {"outcome": ["quarantined"] * 2, "kind": ["damaged"] * 2}
+    _count_losses(part, "curated_parquet", pa.table({**items, **of_both}))
+    _add(report, part)
+    said = ", and an unknown number behind damage in 1 shard"
+    assert summary(report).endswith(f"1 item in quarantine{said}.")
+    assert report_page(report).count(said) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "label"),
     [
         ("https://www.Example.org/a/b?c", "example.org"),
         ("http://user:secret@host.example:8080/x", "host.example"),
-        ("s3://bucket/key", "bucket"),
+        ("ftp://ftp.example.org/x", "ftp.example.org"),
+        ("javascript://www.example.org/%0Aalert(1)", None),
+        (" JavaScript:alert(1)", None),
+        ("s3://bucket/key", None),
+        ("example.org:8080", "example.org:8080"),
         ("example.org", "example.org"),
         ("", ""),
         (None, None),
