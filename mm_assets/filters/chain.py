@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +123,7 @@ class ItemRefusals:
 
     def of(self, judge: Filter[Any]) -> Mapping[int, Refusal]:
         """Return the refusals of one filter, by row in the order of the rows."""
-        return _refusals(judge, self.refused(judge), self._of_kind(judge)[1])
+        return _refusals(judge, self.refused(judge), self._of_kind(judge)[1], self._columns_of)
 
     def refused(self, judge: Filter[Any]) -> Reasons:
         """Return which rows a filter refuses, and why."""
@@ -175,8 +175,14 @@ class Reasons:
         return cls(at, rows[at], [reason for reason in reasons if reason is not None])
 
 
-def _refusals(judge: Filter[S], refused: Reasons, judged: Judged[S]) -> dict[int, Refusal]:
-    values = judge.numbers(judged.some(refused.at))
+Columns = Callable[[Sequence[int], Sequence[str]], pa.Table]
+"""Returns columns of some rows."""
+
+
+def _refusals(judge: Filter[S], refused: Reasons, judged: Judged[S], columns: Columns) -> dict[int, Refusal]:
+    values = judge.judged_numbers(
+        judged.some(refused.at), lambda: columns(refused.rows.tolist(), judge.columns())
+    )
     return {
         row: Refusal(judge, reason, value)
         for row, reason, value in zip(refused.rows.tolist(), refused.reasons, values, strict=True)
@@ -220,7 +226,7 @@ class Verdicts:
         for judge in sorted(samples, key=lambda judge: judge.action == FLAG):
             left = self._left_by(items)
             refused = self._refused_by(judge, items)
-            for number, refusal in _refusals(judge, refused, left.scores).items():
+            for number, refusal in _refusals(judge, refused, left.scores, self._columns_of(left)).items():
                 first, *others = left.rows[number]
                 if judge.action == FLAG:
                     flags.append((first, refusal))
@@ -542,7 +548,7 @@ class ScoreFilter(Filter[ImageScore]):
     with an error stay for the policy. An image that cannot be read becomes an error row; it is not dropped.
     """
 
-    actions = (DROP_ITEM, DROP_SAMPLE, FLAG)
+    actions: ClassVar[tuple[str, ...]] = (DROP_ITEM, DROP_SAMPLE, FLAG)
     kinds = (ImageScore,)
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, Self
 
 import numpy as np
@@ -44,8 +44,9 @@ from mm_assets.formats.registry import detect_format, reader_for
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.schema import RESERVED_COLUMNS
 from mm_assets.storage.errors import error_line, is_store_failure, located
-from mm_assets.storage.files import exists, is_remote, join
+from mm_assets.storage.files import absolute, exists, is_remote, join
 from mm_assets.storage.stamps import local_stamp, remote_stamps
+from mm_assets.storage.stores import without_secrets
 
 LEAST_WORDS: Final = 5
 """Words of a text that is looked for as a whole: shorter ones are no leaks, but common phrases."""
@@ -72,12 +73,14 @@ class Benchmark:
 
     Args:
         digest: of names and stamps of its files.
+        name: last part of its location, for people: a reason must not name folders of this machine.
         length: words in a row that texts may not share with it.
     """
 
     location: str
     digest: str
     length: int
+    name: str
 
     @classmethod
     def of(cls, location: str, length: int) -> Self:
@@ -87,18 +90,15 @@ class Benchmark:
             OSError: it cannot be read.
             ValueError: it is of no known format, or of several.
         """
-        location = location_of(os.path.expanduser(location))
+        location = os.path.expanduser(location)
+        name = without_secrets(absolute(location)).rstrip("/").rpartition("/")[2]
+        location = location_of(location)
         with located(location):
             files = [file for part in _reader(location).partitions() for file in part.files]
         stamps = {file: local_stamp(file) for file in files if not is_remote(file)}
         stamps |= remote_stamps(file for file in files if is_remote(file))
         told = repr([(file.rpartition("/")[2], stamps[file]) for file in sorted(files)])
-        return cls(location, xxhash.xxh3_128_hexdigest(f"{length} {told}".encode()), length)
-
-    @property
-    def name(self) -> str:
-        """The name of the folder or file, for people."""
-        return self.location.rstrip("/").rpartition("/")[2]
+        return cls(location, xxhash.xxh3_128_hexdigest(f"{length} {told}".encode()), length, name)
 
     def published(self, folder: str) -> str:
         """Return the location of what is known of it, in a folder."""
@@ -228,22 +228,26 @@ class KnownItems:
         self._hashes = _bits(hashed.column("hash").to_pylist())
         self._hashed = hashed.column("item")
 
-    def text(self, words: npt.NDArray[np.uint64]) -> str | None:
+    def text(self, words: npt.NDArray[np.uint64]) -> tuple[str, None] | None:
         """Return the item that shares words with a text; None if there is none."""
         at = np.searchsorted(self._words, words)
         inside = at < len(self._words)
         hits = at[inside][self._words[at[inside]] == words[inside]]
-        return str(self._items[int(hits[0])]) if len(hits) else None
+        return (str(self._items[int(hits[0])]), None) if len(hits) else None
 
-    def image(self, sha256: str | None, hash_: str | None) -> str | None:
-        """Return the item with an equal file, or with the nearest picture; None if none is near."""
+    def image(self, sha256: str | None, hash_: str | None) -> tuple[str, int | None] | None:
+        """Return the item with an equal file, or with the nearest picture and its bits that differ.
+
+        None if none is near.
+        """
         if sha256 in self._files:
-            return str(self._files[sha256])
+            return str(self._files[sha256]), None
         if hash_ is None or not len(self._hashes):
             return None
         distances = np.bitwise_count(self._hashes ^ _bits([hash_])).sum(axis=1)
         nearest = int(distances.argmin())
-        return str(self._hashed[nearest]) if distances[nearest] <= DISTANCE else None
+        distance = int(distances[nearest])
+        return (str(self._hashed[nearest]), distance) if distance <= DISTANCE else None
 
 
 def _bits(hashes: Sequence[str]) -> npt.NDArray[np.uint64]:
@@ -301,13 +305,20 @@ class Contaminated(Filter[S]):
     def verdict(self, score: Any) -> str | None:
         raise ValueError("benchmarks are looked up, not scored")
 
-    def _reasons(self, known: Any) -> str | None:
-        """Return the reason of the first benchmark in which ``known`` finds an item."""
+    @property
+    def threshold(self) -> str:
+        return ", ".join(f"{each.name} xxh3:{each.digest}" for each in self.benchmarks)
+
+    def _found(self, known: Callable[[KnownItems], tuple[str, int | None] | None]) -> tuple[str, int | None]:
+        """Return the reason of the first benchmark in which ``known`` finds an item, and the distance.
+
+        The reason is empty if there is none.
+        """
         for each in self.benchmarks:
             opened = _opened(each.published(self.folder)) if self.folder else _read(each)
-            if (item := known(opened)) is not None:
-                return f"in {each.name}: {item}"
-        return None
+            if (found := known(opened)) is not None:
+                return f"in {each.name}: {found[0]}", found[1]
+        return "", None
 
     def _fault(self, error: Exception) -> Exception:
         if isinstance(error, OSError) and is_store_failure(error):
@@ -328,8 +339,14 @@ class ContaminatedImages(Contaminated[Any], ScoreFilter):
     files: tuple[str, ...] = setting("decontaminate", tuple, (), _MEANING, compare=False)
 
     def verdict(self, score: Any) -> str | None:
+        return self._found_of(score)[0] or None
+
+    def measure(self, score: Any) -> float | None:
+        return self._found_of(score)[1]
+
+    def _found_of(self, score: Any) -> tuple[str, int | None]:
         sha256, hash_ = score.get("sha256"), _hash_of(score)
-        return self._reasons(lambda known: known.image(sha256, hash_))
+        return self._found(lambda known: known.image(sha256, hash_))
 
 
 @dataclass(frozen=True)
@@ -356,6 +373,6 @@ class ContaminatedTexts(Contaminated[Any], TextFilter):
         texts = columns.column("text_content").to_pylist()
         hashes = [word_hashes(text or "", self.length) for text in texts]
         return [
-            self._reasons(lambda known, words=words: known.text(words)) if len(words) else None
+            (self._found(partial(KnownItems.text, words=words))[0] or None) if len(words) else None
             for words in hashes
         ]

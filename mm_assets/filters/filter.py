@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -275,6 +275,14 @@ class Filter(ABC, Generic[S]):
         with self._naming():
             values = [self.measure(score) for score in scores]
             return [None if value is None else float(value) for value in values]
+
+    def judged_numbers(self, scores: Sequence[S], columns: Callable[[], pa.Table]) -> Sequence[float | None]:
+        """Return the numbers that the verdicts of `judged` on many scores are about.
+
+        Args:
+            columns: returns the same columns as there, of these scores.
+        """
+        return self.numbers(scores)
 
     @contextmanager
     def _naming(self) -> Iterator[None]:

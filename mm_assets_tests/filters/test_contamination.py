@@ -40,7 +40,8 @@ def test_texts_that_share_words_in_a_row_are_found(tmp_path: Path) -> None:
     )
 
     def item(text: str) -> str | None:
-        return found.text(word_hashes(text, 13))
+        hit = found.text(word_hashes(text, 13))
+        return None if hit is None else hit[0]
 
     thirteen = " ".join(QUESTION.split()[3:16])
     assert item(f"so: {thirteen.upper()}, said he") == "mmlu/1"
@@ -91,6 +92,20 @@ def test_chain_names_benchmark_and_item(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.glob("*.benchmark.parquet")} == {
         f"{each.digest}.benchmark.parquet" for judge in chain.filters for each in judge.benchmarks
     }
+
+
+def test_a_folder_of_pictures_is_named_by_its_last_part(tmp_path: Path) -> None:
+    folder = tmp_path / "bench" / "pics"
+    folder.mkdir(parents=True)
+    (folder / "same.jpg").write_bytes(jpeg(1))
+    chain = chain_of(filters_of(FILTERS, {"decontaminate": (f"{folder}/",)}))
+    assert chain is not None
+    rows = sample("seen", "some text", jpeg(1), jpeg(1, side=200, quality=50), jpeg(2))
+    losses = chain.fitted({}, (), str(tmp_path))(batch_of(rows)).losses
+    assert [loss.reason for loss in losses] == ["in pics: pics/same [1]"] * 2
+    equal, near = losses
+    assert equal.score is None and near.score is not None and 0 < near.score <= 31
+    assert [str(loss.threshold).partition(" xxh3:")[0] for loss in losses] == ["pics"] * 2
 
 
 def test_a_benchmark_that_is_not_there_is_named(tmp_path: Path) -> None:
