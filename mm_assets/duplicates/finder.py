@@ -30,6 +30,7 @@ from mm_assets.duplicates.clusters import Clusters
 from mm_assets.duplicates.items import Documents, Images, OrderedItems
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.duplicates import (
+    HOW_TO_FIND,
     NEAR,
     SCHEMA,
     DuplicateDocuments,
@@ -37,6 +38,7 @@ from mm_assets.filters.duplicates import (
     DuplicateImages,
     VerdictIndex,
     duplicate_filters,
+    read_verdicts,
     verdicts_uri,
 )
 from mm_assets.filters.filter import FLAG, KEYS, Filter
@@ -44,9 +46,11 @@ from mm_assets.filters.measure import DECODE_ERROR, decoding, digest_of_scores
 from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.registry import measures_for, opened
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import publish_table, read_small_table
-from mm_assets.model.errors import counted
+from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
+from mm_assets.model.errors import counted, warn_user
+from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
+from mm_assets.storage.stamps import parallel_map
 from mm_assets.view.preview_scores import IMAGES, SAMPLES, StoredScores
 from mm_assets.view.statistics import require_scores
 
@@ -292,6 +296,8 @@ def _publish(
 ) -> list[str]:
     """Publish the verdicts on each shard that are not as before, then the index; return these shards.
 
+    Verdicts that are stored no more, or are damaged, are published again.
+
     Args:
         settings: what they were found with.
         verdicts: on all shards.
@@ -303,7 +309,7 @@ def _publish(
     verdicts = verdicts.drop_columns([_SHARD]).take(pa.array(order)).combine_chunks()
     ends = np.searchsorted(numbers[order], np.arange(len(versions)), "right").tolist()
     published: dict[str, tuple[str, str]] = {}
-    changed = []
+    changed, unchanged = [], dict[str, pa.Table]()
     for shard, start, end in zip(versions, [0, *ends], ends, strict=False):
         of_shard = verdicts.slice(start, end - start)
         digest = digest_of_scores(of_shard) if len(of_shard) else ""
@@ -311,6 +317,17 @@ def _publish(
             changed.append(shard)
             if digest:
                 publish_table(verdicts_uri(folder, shard), of_shard)
+        elif digest:
+            unchanged[shard] = of_shard
         published[shard] = versions[shard], digest
+
+    def mend(shard: str) -> None:
+        try:
+            read_verdicts(verdicts_uri(folder, shard), published[shard][1])
+        except (UnreadableFile, FileNotFoundError) as error:
+            publish_table(verdicts_uri(folder, shard), unchanged[shard])
+            warn_user(f"{error_line(error).removesuffix(f'; {HOW_TO_FIND}')}: written anew")
+
+    parallel_map(mend, unchanged, folder)
     VerdictIndex(settings, published).publish(folder)
     return changed

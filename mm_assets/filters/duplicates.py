@@ -12,7 +12,7 @@ anew only if the verdicts on it have changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Self
@@ -22,11 +22,12 @@ import pyarrow.compute as pc
 import xxhash
 
 from mm_assets.filters.chain import ScoreFilter
-from mm_assets.filters.filter import Filter, FilterSettingError, S, SampleFilter, setting
+from mm_assets.filters.filter import DROP_ITEM, FLAG, Filter, FilterSettingError, S, SampleFilter, setting
 from mm_assets.filters.id_list import SortedIds, sorted_by_hash
 from mm_assets.filters.measure import digest_of_scores
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
+from mm_assets.model.errors import warn_user
 from mm_assets.storage.files import join, remove
 from mm_assets.storage.stamps import parallel_map
 
@@ -87,14 +88,20 @@ class VerdictIndex:
 
     @classmethod
     def read(cls, folder: str) -> Self:
-        """Return the index in a folder; an empty one where there is none."""
+        """Return the index in a folder; an empty one where there is none or, with a warning, no sound one."""
+        uri = join(folder, ASSET, _INDEX)
         try:
-            table = read_small_table(join(folder, ASSET, _INDEX))
+            table = read_small_table(uri)
+            if not table.schema.equals(_INDEX_SCHEMA):
+                raise UnreadableFile(f"{uri}: damaged: its columns are not those of verdicts")
         except FileNotFoundError:
             return cls()
-        versions = zip(table.column("version").to_pylist(), table.column("verdicts").to_pylist(), strict=True)
+        except UnreadableFile as error:
+            warn_user(f"{error}: it counts as none; {HOW_TO_FIND}")
+            return cls()
+        shards, versions, verdicts = (table.column(name).to_pylist() for name in _INDEX_SCHEMA.names)
         found_with = json.loads((table.schema.metadata or {}).get(_FOUND_WITH, b"{}"))
-        return cls(found_with, dict(zip(table.column("shard").to_pylist(), versions, strict=True)))
+        return cls(found_with, dict(zip(shards, zip(versions, verdicts, strict=True), strict=True)))
 
     def publish(self, folder: str) -> None:
         """Write the index; call it when all verdicts are there."""
@@ -127,15 +134,38 @@ class VerdictIndex:
         return self.shards.get(shard, ("?", ""))[0] == ""
 
 
+def read_verdicts(uri: str, digest: str) -> pa.Table:
+    """Return the verdicts on a shard.
+
+    Raises:
+        FileNotFoundError: there are none.
+        UnreadableFile: the file is damaged, or has others than those with this digest.
+    """
+    try:
+        table = read_small_table(uri)
+    except UnreadableFile as error:
+        raise UnreadableFile(f"{error}; {HOW_TO_FIND}") from error
+    if digest_of_scores(table) != digest:
+        raise UnreadableFile(f"{uri}: other verdicts than were found; {HOW_TO_FIND}")
+    return table
+
+
 def retire_verdicts(folder: str, shards: Collection[str]) -> None:
     """Remove the verdicts on some shards; those on shards with copies of anything in them are outdated."""
     index = VerdictIndex.read(folder)
     left = {shard: found for shard, found in index.shards.items() if shard not in shards}
     with_copies = [shard for shard, (_, digest) in left.items() if digest]
-    uris = [verdicts_uri(folder, shard) for shard in with_copies]
     gone = pa.array(sorted(shards), pa.string())
-    for shard, table in zip(with_copies, parallel_map(read_small_table, uris, folder), strict=True):
-        if pc.any(pc.is_in(table.column("original_shard"), value_set=gone)).as_py():
+
+    def is_outdated(shard: str) -> bool:
+        try:
+            table = read_verdicts(verdicts_uri(folder, shard), left[shard][1])
+        except (UnreadableFile, FileNotFoundError):
+            return True
+        return bool(pc.any(pc.is_in(table.column("original_shard"), value_set=gone)).as_py())
+
+    for shard, outdated in zip(with_copies, parallel_map(is_outdated, with_copies, folder), strict=True):
+        if outdated:
             left[shard] = "", left[shard][1]
     if left != index.shards:
         replace(index, shards=left).publish(folder)
@@ -167,10 +197,7 @@ class Verdicts:
 
 @lru_cache(maxsize=4)
 def _of_shard(uri: str, digest: str | None, is_of_images: bool) -> Verdicts:
-    table = read_small_table(uri) if digest else SCHEMA.empty_table()
-    if digest and digest_of_scores(table) != digest:
-        raise UnreadableFile(f"{uri}: other verdicts than were found; {HOW_TO_FIND}")
-    return Verdicts(table, is_of_images)
+    return Verdicts(read_verdicts(uri, digest) if digest else SCHEMA.empty_table(), is_of_images)
 
 
 @lru_cache(maxsize=2)
@@ -211,6 +238,11 @@ class DuplicateFilter(Filter[S]):
             )
 
     @property
+    def threshold(self) -> str:
+        """Settings as text: those that verdicts of this mode depend on."""
+        return super().threshold if self.mode == NEAR else self.mode
+
+    @property
     def found_with(self) -> dict[str, Any]:
         """The settings that verdicts depend on, by name."""
         return {known.name: getattr(self, name) for name, known in self.settings().items()}
@@ -242,9 +274,11 @@ class DuplicateFilter(Filter[S]):
         return [self.verdict(score) for score in scores]
 
     def judged(self, scores: Sequence[Any], columns: pa.Table) -> Sequence[str | None]:
-        places = columns.column("position").to_pylist() if self.is_of_images else [None] * len(scores)
-        found = self.found(list(zip(columns.column("sample_id").to_pylist(), places, strict=True)))
-        return [None if row is None else self._reason(row) for row in found]
+        return [None if row is None else self._reason(row) for row in self._found_in(columns)]
+
+    def _found_in(self, columns: pa.Table) -> list[dict[str, Any] | None]:
+        places = columns.column("position").to_pylist() if self.is_of_images else [None] * len(columns)
+        return self.found(list(zip(columns.column("sample_id").to_pylist(), places, strict=True)))
 
     def found(self, places: Sequence[tuple[str, int | None]]) -> list[dict[str, Any] | None]:
         """Return the verdict on each sample id and position, as columns of `SCHEMA`; None for no copy."""
@@ -256,6 +290,12 @@ class DuplicateFilter(Filter[S]):
         return known.find(
             [sample_id if place is None else f"{place}:{sample_id}" for sample_id, place in places]
         )
+
+    def judged_numbers(
+        self, scores: Sequence[Any], columns: Callable[[], pa.Table]
+    ) -> Sequence[float | None]:
+        measures = [None if row is None else row["measure"] for row in self._found_in(columns())]
+        return [None if measure is None else abs(measure) for measure in measures]
 
     def _reason(self, row: Mapping[str, Any]) -> str:
         position = row["original_position"]
@@ -273,6 +313,7 @@ class DuplicateImages(DuplicateFilter[Any], ScoreFilter):
     name = "dedup_images"
     is_of_images = True
     is_last = True  # a sample that another filter drops must not take with it what stays in place of copies
+    actions = (DROP_ITEM, FLAG)  # a sample that goes would take with it what stays in place of other copies
 
     mode: str = setting(
         "dedup_images", str, OFF, "images dropped as copies: off, exact (equal files) or near (also alike)"

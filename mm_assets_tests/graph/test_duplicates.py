@@ -109,6 +109,10 @@ def test_the_asset_is_there_where_duplicates_are_dropped(deploy: Deploy) -> None
         ),
         ({"MM_DEDUP_IMAGES": "near", "MM_DEDUP_CLIP": "0.5"}, "MM_DEDUP_CLIP: it is 0.8 to 1, not 0.5"),
         (
+            {"MM_DEDUP_IMAGES": "exact", "MM_FILTER_ACTIONS": "dedup_images=drop_sample"},
+            "'dedup_images=drop_sample': the action of dedup_images is one of drop_item, flag",
+        ),
+        (
             {"MM_DEDUP_DOCUMENTS": "near", "MM_DEDUP_JACCARD": "0"},
             "MM_DEDUP_JACCARD: it is above 0, and at most 1, not 0",
         ),

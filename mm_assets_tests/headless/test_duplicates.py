@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets_tests.cli.commands import fine
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.headless.conftest import Project
 
 LONG = " ".join(f"word{number}" for number in range(200))
@@ -61,6 +64,49 @@ def test_copies_of_what_was_retired_are_looked_at_anew(project: Project) -> None
     assert filtered(project) == {"b": WHOLE, "c": WHOLE[:2], "d": WHOLE[:2]}
 
 
+def test_damaged_verdicts_are_found_again(project: Project) -> None:
+    project.shards("ab")
+    exact = {"MM_DEDUP_IMAGES": "exact"}
+    fine(project.run(**exact))
+    damaged = verdicts(project) / "b.parquet"
+    whole = damaged.read_bytes()
+    find = ("duplicates", "--set", "dedup_images=exact")
+    for left in (whole[:100], None):
+        damaged.unlink()
+        if left is not None:
+            damaged.write_bytes(left)
+        found = project.command(*find)
+        assert "0 of 2 shards with other verdicts than before" in found.stdout
+        assert "b.parquet" in found.stderr and ": written anew" in found.stderr
+        assert damaged.read_bytes() == whole
+    assert project.command(*find).stderr == ""
+
+    index = damaged.parent.parent / "index.parquet"
+    whole = index.read_bytes()
+    index.write_bytes(whole[:50])
+    found = project.command(*find)
+    assert "2 of 2 shards with other verdicts than before" in found.stdout
+    assert "index.parquet: damaged: " in found.stderr
+    assert index.read_bytes() == whole
+    assert fine(project.run(**exact)).startswith("nothing to do")
+
+
+def test_every_image_stays_somewhere(project: Project) -> None:
+    """Images A and C of x, A and B of y, B and D of z: copies count for a filter of their sample."""
+    images = {"w": "C", "x": "AC", "y": "AB", "z": "BD"}
+    for name, shown in images.items():
+        members = [(f"{name}.{image}.png", picture(ord(image))[1]) for image in shown]
+        document = {"texts": [None] * len(shown), "images": [member for member, _ in members]}
+        make_tar(project.raw / f"{name}.tar", [(f"{name}.json", document), *members])
+    fine(project.run(MM_DEDUP_IMAGES="exact", MM_MIN_IMAGES="2"))
+    assert filtered(project) == {
+        "w": [],
+        "x": ["metadata", "image", "image"],
+        "y": ["metadata", "image"],
+        "z": ["metadata", "image"],
+    }
+
+
 def verdicts(project: Project) -> Path:
     return project.storage / "ledger" / "statistics" / "duplicates" / "shards"
 
@@ -72,7 +118,11 @@ def test_only_shards_with_other_verdicts_are_filtered_again(project: Project) ->
     project.shard("c", "something else")
     fine(project.run(**near))
     assert filtered(project) == {"a": WHOLE, "b": [], "c": WHOLE}
-    assert "filtered by dedup_documents: copy of a, similarity 0.9" in project.command("explain", "b").stdout
+    explained = project.command("explain", "b").stdout
+    assert "filtered by dedup_documents: copy of a, similarity 0.9" in explained
+    ledger = Ledger(str(project.storage))
+    rows = ledger.items("filtered_parquet", "b").select(["score", "threshold"]).to_pylist()
+    assert {(0.9 < row["score"] < 1, row["threshold"]) for row in rows} == {(True, "near..0.8")}
     assert fine(project.run(**near)).startswith("nothing to do")
 
     project.shard("d", LONG.replace("word50", "other"))
