@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets.formats.names import PLAN_FILE as PLAN
-from mm_assets.formats.names import format_by_suffix, format_of
+from mm_assets.formats.names import SET_NOTES, format_by_suffix, format_of
 from mm_assets.formats.parquet.files import (
     checked,
     column_chunks,
@@ -35,8 +36,9 @@ from mm_assets.formats.registry import detect_format, reader_for
 from mm_assets.model.errors import DataError, require
 from mm_assets.model.samples import document_of, sample_offsets
 from mm_assets.storage.errors import located
-from mm_assets.storage.files import exists, is_remote, join, size_of
-from mm_assets.storage.listing import expand_paths
+from mm_assets.storage.files import absolute, exists, is_remote, join, size_of
+from mm_assets.storage.listing import expand, expand_paths
+from mm_assets.storage.stamps import parallel_map
 from mm_assets.train.order import digest_of
 from mm_assets.train.shards import LocalCopies, Numbers, OpenFile, Recent, Shard, Source
 from mm_assets.train.tars import TarSource, open_tars
@@ -53,6 +55,7 @@ _PLAN_SCHEMA = pa.schema(
     ]
 )
 _MOST_RUNS = 1 << 22  # of an epoch: some 100 MB
+_OF_SETS = ("webdataset", "parquet", "arrow_cache")
 _GROUP_BYTES = 256 << 20  # of row groups that one process holds
 
 
@@ -313,8 +316,8 @@ def open_source(
         copies: gives local copies of remote files.
 
     Raises:
-        DataError: there is no plan for a split, or it has no such split, or several and none is named; or the
-            data is none to train from.
+        DataError: there is no plan for a split, or it has no such split, or several and none is named; a part
+            of a training set is named, or the set is not complete; or the data is none to train from.
     """
     if isinstance(path, Mapping):
         return _whole(PairedSource(path, copies), split, "paired tars")
@@ -322,7 +325,12 @@ def open_source(
     with located(place):
         if exists(join(place, PLAN)):
             return _planned(place, split, copies)
-        return _whole(_opened(detect_format(place), [place], copies), split, place)
+        if exists(join(place, SET_NOTES)):
+            raise _incomplete(place)
+        kind = detect_format(place)
+        if kind in _OF_SETS:
+            _refuse_parts_of_sets(place, kind, split)
+        return _whole(_opened(kind, [place], copies), split, place)
 
 
 def _opened(kind: str, places: Sequence[str], copies: LocalCopies) -> Source:
@@ -338,6 +346,45 @@ def _opened(kind: str, places: Sequence[str], copies: LocalCopies) -> Source:
     if kind == "arrow_cache":
         return ArrowCacheSource(places)
     raise DataError(f"{places[0]}: {kind} is not read for training: convert it to tars or an Arrow cache")
+
+
+def _incomplete(folder: str) -> DataError:
+    return DataError(f"{folder}: this training set is not complete: run mm-assets reshard again")
+
+
+def _refuse_parts_of_sets(place: str, kind: str, split: str | None) -> None:
+    """Refuse shards of a training set that are named without it: its plan has their splits and repeats.
+
+    Tars lie beside the plan; other formats have a folder for each split.
+    """
+    entry = format_of(kind)
+    files = {absolute(file) for file in expand(place, entry.suffixes).files}
+    folders = {entry.output(file).rpartition("/")[0] for file in files}
+    if kind != "webdataset":
+        folders |= {folder.rpartition("/")[0] for folder in folders}
+
+    named = split or "train"
+
+    def check(folder: str) -> None:
+        plan = join(folder, PLAN)
+        with suppress(PermissionError):  # a store may show its users some folders only
+            if exists(plan):
+                if any(f"{folder}/{shard}" in files for shard in _shards_of(plan)):
+                    raise DataError(
+                        f"{place}: of the training set {folder}: name that folder, and split={named!r}"
+                    )
+            elif exists(join(folder, SET_NOTES)):
+                raise _incomplete(folder)
+
+    parallel_map(check, sorted(folder for folder in folders if folder.strip("/").rpartition(":")[2]), place)
+
+
+def _shards_of(plan: str) -> list[str]:
+    """Return the main files of the shards that a plan names; none if it is other data."""
+    with closing(open_parquet(plan, plan, None, {})) as file:
+        if not set(_PLAN_COLUMNS) <= set(file.schema_arrow.names):
+            return []
+    return read_small_table(plan, ("shard",)).column(0).unique().drop_null().to_pylist()  # type: ignore[no-any-return]
 
 
 def _whole(source: Source, split: str | None, place: str) -> Chosen:

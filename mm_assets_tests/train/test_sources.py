@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import shutil
 import tarfile
 import tracemalloc
 from itertools import pairwise
@@ -22,10 +23,12 @@ from mm_assets.formats.names import format_of
 from mm_assets.model.errors import DataError, MmAssetsError
 from mm_assets.model.samples import document_of, sample_offsets
 from mm_assets.train import InterleavedDataset
+from mm_assets.training_set.plan import Recipe
 from mm_assets_tests.formats.any_tables import tables
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.odd_samples import hostile
 from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.training_set.sets import Here, make_source, source, training_set
 
 FORMATS = ("webdataset", "parquet", "lance", "arrow_cache")
 
@@ -215,6 +218,65 @@ def test_a_plan_of_one_split_needs_no_name(storage: Path) -> None:
     write_plan(storage / "parquet", [(f"s0{n}", "p0.parquet", 0, 0, "train", n) for n in range(5)])
     expected_ids = [f"s0{n}" for n in range(5) for _ in range(n)]
     assert sorted(ids(storage / "parquet")) == sorted(ids(storage / "parquet", split="train")) == expected_ids
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same training set in three formats."""
+    root = tmp_path_factory.mktemp("sets")
+    make_source(root / "web", "web")
+    recipe = Recipe(splits={"train": 0.8, "validation": 0.2}, shards=4)
+    for kind in ("webdataset", "parquet", "arrow_cache"):
+        training_set(root / kind, kind).make([source(root / "web")], recipe, Here())
+    return root
+
+
+@pytest.mark.parametrize("split", [None, "train"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "webdataset/train-*.tar",
+        "webdataset/train-000000.tar",
+        "parquet/train",
+        "parquet/train/train-000000.parquet",
+        "arrow_cache/train",
+        "arrow_cache/train/train-000000",
+    ],
+)
+def test_a_part_of_a_training_set_is_refused(part: str, split: str | None, sets: Path) -> None:
+    """Alone it would have neither the repeats nor the splits of the plan."""
+    folder = sets / part.partition("/")[0]
+    assert ids(folder, split="train")
+    with pytest.raises(DataError, match=f"{folder}: name that folder, and split='train'"):
+        InterleavedDataset(sets / part, split=split)
+
+
+def test_shards_are_refused_from_above_their_set(storage: Path) -> None:
+    folder = planned(storage, "webdataset")
+    (storage / "above").mkdir()
+    folder.rename(storage / "above" / "set")
+    (storage / "above" / "set" / ".training").mkdir()
+    with pytest.raises(DataError, match="of the training set .*above/set: name that folder"):
+        InterleavedDataset(storage / "above")
+
+
+def test_a_file_that_is_called_like_a_plan_is_data(storage: Path) -> None:
+    folder = storage / "parquet"
+    (folder / "p2.parquet").rename(folder / "plan.parquet")
+    assert len(ids(folder / "*.parquet")) == 15
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet", "arrow_cache"])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_training_set_that_is_not_complete_is_refused(
+    kind: str, is_named: bool, sets: Path, tmp_path: Path
+) -> None:
+    """As a run leaves it that was killed: notes on shards, and no plan."""
+    folder = tmp_path / "set"
+    shutil.copytree(sets / kind, folder, ignore=shutil.ignore_patterns("plan.parquet"))
+    part = folder / ("train-000000.tar" if kind == "webdataset" else "train")
+    with pytest.raises(DataError, match=f"{folder}: this .* is not complete: run mm-assets reshard again"):
+        InterleavedDataset(folder if is_named else part)
 
 
 def test_a_plan_of_other_data_is_refused(storage: Path) -> None:
