@@ -42,18 +42,26 @@ class EpochDataset(IterableDataset, ABC):
     Args:
         rank: None takes RANK of the environment, as torchrun sets it, or 0.
         world_size: ranks there are; None takes WORLD_SIZE of the environment, or 1.
+        parts: datasets that samples are taken from; their ranks, where given, are those of this one.
 
     Attributes:
         is_forkable: whether a forked process may read.
+        given_rank: the rank, if it was given.
+        given_world_size: the number of ranks, if it was given.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: there is no such rank, or a part is of another.
     """
 
     is_forkable = True
+    given_rank: int | None
+    given_world_size: int | None
 
-    def __init__(self, rank: int | None, world_size: int | None) -> None:
+    def __init__(self, rank: int | None, world_size: int | None, parts: Sequence[EpochDataset] = ()) -> None:
         super().__init__()
+        rank = _agreed("rank", [rank, *(part.given_rank for part in parts)])
+        world_size = _agreed("world_size", [world_size, *(part.given_world_size for part in parts)])
+        self.given_rank, self.given_world_size = rank, world_size
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         if not 0 <= self.rank < self.world_size:
@@ -180,6 +188,15 @@ class EpochDataset(IterableDataset, ABC):
         if self._state is None:
             self._state = Progress(self.order_digest, ranks=self.world_size, rank=self.rank, batch_size=0)
         return self._state
+
+
+def _agreed(name: str, given: Iterable[int | None]) -> int | None:
+    found = sorted({value for value in given if value is not None})
+    if len(found) > 1:
+        raise ValueError(
+            f"{name}={' and '.join(map(str, found))}: a dataset and its parts have one, given once"
+        )
+    return found[0] if found else None
 
 
 def _worker() -> tuple[int, int]:
@@ -437,13 +454,13 @@ class Mixture(EpochDataset):
     they were. Samples that are dictionaries get ``"source"``, the number of their dataset.
 
     Args:
-        datasets: their own ranks and states do not count.
+        datasets: their own states do not count.
         weights: shares of the samples, in any unit.
-        rank: None takes RANK of the environment, or 0.
-        world_size: ranks there are; None takes WORLD_SIZE of the environment, or 1.
+        rank: None takes that of the datasets, RANK of the environment, or 0.
+        world_size: ranks there are; None takes that of the datasets, WORLD_SIZE of the environment, or 1.
 
     Raises:
-        ValueError: the weights are not one positive number for each dataset.
+        ValueError: the weights are not one positive number for each dataset, or ranks differ.
     """
 
     def __init__(
@@ -454,7 +471,7 @@ class Mixture(EpochDataset):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        super().__init__(rank, world_size)
+        super().__init__(rank, world_size, datasets)
         if len(datasets) != len(weights):
             raise ValueError(f"{len(datasets)} datasets and {len(weights)} weights")
         self.datasets = list(datasets)

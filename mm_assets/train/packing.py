@@ -189,10 +189,11 @@ class PackedDataset(EpochDataset):
         tokenize: the same as for the counts.
         seed: of the order of sequences.
         shuffle: False gives them as they are in the plan.
-        rank: None takes RANK of the environment, or 0.
-        world_size: ranks there are; None takes WORLD_SIZE of the environment, or 1.
+        rank: None takes that of the documents, RANK of the environment, or 0.
+        world_size: ranks there are; None takes that of the documents, WORLD_SIZE of the environment, or 1.
 
     Raises:
+        ValueError: the documents are of another rank.
         DataError: the plan is of other documents. Reading raises it if the tokenizer is another.
     """
 
@@ -207,7 +208,7 @@ class PackedDataset(EpochDataset):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        super().__init__(rank, world_size)
+        super().__init__(rank, world_size, [dataset])
         table = read_small_table(plan) if isinstance(plan, str) else plan
         if (table.schema.metadata or {}).get(_ORDER) != dataset.order_digest.encode():
             raise DataError(f"{dataset!r}: the plan of sequences is of other documents: count and pack again")

@@ -15,7 +15,9 @@ from mm_assets.train.order import EpochOrder, Positions, digest_of
 class Numbered(EpochDataset):
     """Samples ``(name, number)`` of shards with these counts."""
 
-    def __init__(self, name: str, counts: Sequence[int], rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, name: str, counts: Sequence[int], rank: int | None = None, world_size: int | None = None
+    ) -> None:
         super().__init__(rank, world_size)
         self.name, self.counts = name, list(counts)
 

@@ -243,3 +243,21 @@ def test_ranks_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert (mixture.rank, mixture.world_size) == (1, 2)
     with pytest.raises(ValueError, match="rank 3 of 2"):
         Mixture([Numbered("a", [4])], [1], rank=3)
+
+
+def test_a_mixture_has_the_ranks_of_its_datasets() -> None:
+    def parts(ranks: list[tuple[int | None, int | None]]) -> list[Numbered]:
+        return [Numbered(str(at), [40], *each) for at, each in enumerate(ranks)]
+
+    for ranks in ([(1, 2), (1, 2)], [(None, None), (1, 2)]):
+        mixture = Mixture(parts(ranks), [1, 1])
+        assert (mixture.rank, mixture.world_size) == (1, 2)
+    nested = Mixture([Mixture(parts([(1, 2)]), [1])], [1], rank=1)
+    assert (nested.rank, nested.world_size) == (1, 2)
+    halves = [list(Mixture(parts([(rank, 2), (rank, 2)]), [1, 1])) for rank in range(2)]
+    whole = Mixture(parts([(None, None)] * 2), [1, 1])
+    assert Counter(halves[0] + halves[1]) == Counter(whole_epoch(whole, 0))
+    with pytest.raises(ValueError, match="rank=0 and 1: a dataset and its parts have one"):
+        Mixture(parts([(0, 2), (1, 2)]), [1, 1])
+    with pytest.raises(ValueError, match="world_size=2 and 4: "):
+        Mixture(parts([(0, 2)]), [1], rank=0, world_size=4)

@@ -169,6 +169,15 @@ def test_sequences_are_shared_and_resumed(dataset: InterleavedDataset) -> None:
     assert sorted(given) == sorted(whole)
 
 
+def test_sequences_have_the_ranks_of_their_documents(dataset: InterleavedDataset, tmp_path: Path) -> None:
+    plan = pack(count_tokens(dataset, tokenize), 40)
+    documents = InterleavedDataset(tmp_path, shuffle=False, rank=1, world_size=2)
+    packed = PackedDataset(documents, plan, tokenize)
+    assert (packed.rank, packed.world_size) == (1, 2)
+    with pytest.raises(ValueError, match="rank=0 and 1: "):
+        PackedDataset(documents, plan, tokenize, rank=0)
+
+
 def test_what_does_not_fit_the_plan_is_refused(dataset: InterleavedDataset, tmp_path: Path) -> None:
     plan = pack(count_tokens(dataset, tokenize), 40)
     other = InterleavedDataset(tmp_path / "p0.tar", shuffle=False)
