@@ -382,7 +382,7 @@ def _refuse_parts_of_sets(place: str, kind: str, split: str | None) -> None:
 def _shards_of(plan: str) -> list[str]:
     """Return the main files of the shards that a plan names; none if it is other data."""
     with closing(open_parquet(plan, plan, None, {})) as file:
-        if not set(_PLAN_COLUMNS) <= set(file.schema_arrow.names):
+        if not set(_PLAN_SCHEMA.names) <= set(file.schema_arrow.names):
             return []
     return read_small_table(plan, ("shard",)).column(0).unique().drop_null().to_pylist()  # type: ignore[no-any-return]
 
