@@ -52,6 +52,8 @@ LEFT_OUT = "left out by its weight"
 _ORDER = b"order "  # what is hashed for the order differs from what is hashed for the split
 _HASHES = 1 << 64
 _AT_ONCE = 1 << 16
+MOST_REPEATS = 1_000_000  # of a sample
+_LARGEST_SCORE = 1e100  # sums of them stay numbers
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -224,15 +226,31 @@ def _repeats(
     for number, source in enumerate(sources):
         rows = order[(of_source[order] == number) & (split[order] == 0)]
         mine = found[rows]
-        mean = np.nanmean(mine) if recipe.fields.weight_by and not np.isnan(mine).all() else 1.0
-        if mean == 0:
-            raise DataError(
-                f"{source.name}: {recipe.fields.weight_by} of all its samples is 0, which is no weight"
-            )
+        if recipe.fields.weight_by and not np.isnan(mine).all():
+            largest = np.nanmax(mine)
+            if largest == 0:
+                raise DataError(
+                    f"{source.name}: {recipe.fields.weight_by} of all its samples is 0, which is no weight"
+                )
+            if largest > _LARGEST_SCORE:
+                raise DataError(
+                    f"{source.name}: {recipe.fields.weight_by} is {largest:g}, too large a weight"
+                )
+            mean = np.nanmean(mine)
+        else:
+            mean = 1.0
         weight[rows] = recipe.weights.get(source.name, 1.0) * np.where(np.isnan(mine), mean, mine) / mean
+        most = weight[rows].max(initial=0)
+        if most > MOST_REPEATS:
+            raise DataError(
+                f"{source.name}: by weights and scores a sample would be used {most:g} times; "
+                f"at most {MOST_REPEATS:,} are possible"
+            )
         repeats[rows] = _largest_remainder(weight[rows])
-    if repeats.max(initial=0) > np.iinfo(np.int32).max:
-        raise DataError(f"weights: a sample would be used {repeats.max()} times")
+    if (split == 0).any() and not repeats[split == 0].any():
+        raise DataError(
+            f"weights: they leave out all samples of {next(iter(recipe.splits))}; give a source a larger one"
+        )
     return weight, repeats
 
 
@@ -309,6 +327,8 @@ def totals(plan: pa.Table, by: str) -> list[dict[str, Any]]:
     is_used = pc.greater(plan.column("repeats"), 0)
     used_bytes = pc.if_else(is_used, plan.column("source_bytes"), 0)
     uses = pc.cast(plan.column("repeats"), pa.int64())
+    # Products and sums of tokens may have more than 64 bits.
+    tokens = pc.multiply(*(pc.cast(of, pa.decimal256(19)) for of in (plan.column("tokens"), uses)))
     table = pa.table(
         {
             by: plan.column(by),
@@ -316,12 +336,18 @@ def totals(plan: pa.Table, by: str) -> list[dict[str, Any]]:
             "used": pc.cast(is_used, pa.int64()),
             "uses": uses,
             "bytes": used_bytes,
-            "tokens": pc.multiply(plan.column("tokens"), uses),
+            "tokens": tokens,
         }
     )
     names = ("samples", "used", "uses", "bytes", "tokens")
     found = table.group_by(by, use_threads=False).aggregate([(name, "sum") for name in names])
-    return [{by: row[by], **{name: row[f"{name}_sum"] for name in names}} for row in found.to_pylist()]
+    return [
+        {by: row[by], **{name: _whole(row[f"{name}_sum"]) for name in names}} for row in found.to_pylist()
+    ]
+
+
+def _whole(number: Any) -> int | None:
+    return None if number is None else int(number)
 
 
 _CHAPTERS = """

@@ -118,7 +118,7 @@ def test_without_a_seed_the_order_is_that_of_the_sources() -> None:
     assert sorted(set(shards)) == [f"train-{number:06d}" for number in range(len(set(shards)))]
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(2.0, 20), (0.5, 5), (1.37, 14), (0.0, 0)])
+@pytest.mark.parametrize(("weight", "expected"), [(2.0, 20), (0.5, 5), (1.37, 14), (0.05, 1)])
 def test_the_uses_of_a_source_are_its_weight_times_its_samples(weight: float, expected: int) -> None:
     plan = plan_of(Recipe(weights={"web": weight}), sample_id=ids(10))
     repeats = plan.column("repeats").to_pylist()
@@ -139,7 +139,7 @@ def test_weights_are_those_of_the_first_split() -> None:
     }
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=50).filter(any), st.integers(0, 400))
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=50).filter(any), st.integers(50, 400))
 def test_scores_share_out_the_weight_of_a_source(scores: list[int], percent: int) -> None:
     names = ids(len(scores))
     recipe = Recipe(weights={"web": percent / 100}, fields=Fields(weight_by="score"))
@@ -193,3 +193,32 @@ def test_totals_add_up() -> None:
     assert train["used"] == train["uses"] == (train["samples"] + 1) // 2
     assert train["tokens"] == 7 * train["uses"] and validation["uses"] == validation["samples"]
     assert [of["bytes"] for of in totals(plan, "source")] == [1000 * (train["used"] + validation["used"])]
+
+
+@pytest.mark.parametrize(
+    ("weight", "scores", "reason"),
+    [
+        (1.0, [1.7e308, 1.7e308, 1.0], "web: score is 1.7e+308, too large a weight"),
+        (0.0, [1.0, 2.0, 3.0], "weights: they leave out all samples of train; give a source a larger one"),
+        (0.0, [None, None, None], "weights: they leave out all samples of train; give a source a larger one"),
+        (
+            1e8,
+            [1.0, 1.0, 1.0],
+            "web: by weights and scores a sample would be used 1e+08 times; at most 1,000,000",
+        ),
+        (
+            1e300,
+            [None, None, None],
+            "web: by weights and scores a sample would be used 1e+300 times; at most",
+        ),
+    ],
+)
+def test_weights_out_of_bounds_are_refused(weight: float, scores: list[float | None], reason: str) -> None:
+    recipe = Recipe(weights={"web": weight}, fields=Fields(weight_by="score"))
+    with pytest.raises(DataError, match=re.escape(reason)):
+        plan_of(recipe, sample_id=ids(3), score=scores)
+
+
+def test_sums_of_tokens_may_have_more_than_64_bits() -> None:
+    plan = plan_of(Recipe(weights={"web": 3.0}), sample_id=ids(3), tokens=[2**63 - 1] * 3)
+    assert totals(plan, "split")[0]["tokens"] == 9 * (2**63 - 1)
