@@ -139,7 +139,7 @@ def make_plan(
     shard = np.full(len(samples), -1, np.int64)
     for number, amount in enumerate(_shard_counts(split, repeats, nbytes, recipe)):
         rows = order[(split[order] == number) & (repeats[order] > 0)]
-        shard[rows] = _shards(nbytes[rows], amount, is_ordered=recipe.seed is None)
+        shard[rows] = _fitting_shards(nbytes[rows], amount, recipe)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     rows = np.lexsort((rank, shard, split, shard < 0))
@@ -278,6 +278,32 @@ def _shard_counts(split: Ints, repeats: Ints, nbytes: Ints, recipe: Recipe) -> l
         surplus = int(wanted.sum()) - recipe.shards  # of splits that would have got none
         wanted[np.argmax(wanted)] -= max(surplus, 0)
     return np.minimum(np.maximum(wanted, 1), samples).tolist()
+
+
+def _fitting_shards(nbytes: Ints, shards: int, recipe: Recipe) -> Ints:
+    """Return the shard of each sample; more shards if one of several samples were larger than asked for."""
+    is_ordered = recipe.seed is None
+    most = recipe.shard_bytes - END_BLOCKS
+    while True:
+        found = _shards(nbytes, shards, is_ordered)
+        is_too_large = (np.bincount(found, nbytes) > most) & (np.bincount(found) > 1)
+        if recipe.shards is not None or not is_too_large.any():
+            return found
+        if is_ordered:
+            return _filled(nbytes, most)
+        shards = min(shards + max(shards // 100, 1), len(nbytes))
+
+
+def _filled(nbytes: Ints, most: int) -> Ints:
+    """Return the shard of each sample where shards are filled one after the other."""
+    found = np.empty(len(nbytes), np.int64)
+    shard, size = 0, 0
+    for row, more in enumerate(nbytes.tolist()):
+        if size and size + more > most:
+            shard, size = shard + 1, 0
+        found[row] = shard
+        size += more
+    return found
 
 
 def _shards(nbytes: Ints, shards: int, is_ordered: bool) -> Ints:

@@ -102,8 +102,11 @@ class Fields:
         if value is None:
             return None
         if self.split_by != self.split_column:
-            host = (urlsplit(str(value)).hostname or "").removeprefix("www.")
-            return host or None
+            try:
+                host = urlsplit(str(value)).hostname or ""
+            except ValueError:  # no URL, such as http://[::1/x
+                return None
+            return host.removeprefix("www.") or None
         return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 

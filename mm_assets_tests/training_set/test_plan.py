@@ -167,8 +167,8 @@ def test_samples_with_one_value_are_in_one_split() -> None:
 def test_domains_decide() -> None:
     fields = Fields(split_by="domain(url)")
     assert fields.columns == ("url",)
-    urls = ["https://www.Example.org/a?b", "http://example.org:8080/", "example.org", None]
-    assert [fields.split_value(url) for url in urls] == ["example.org", "example.org", None, None]
+    urls = ["https://www.Example.org/a?b", "http://example.org:8080/", "example.org", None, "http://[::1/x"]
+    assert [fields.split_value(url) for url in urls] == ["example.org", "example.org", None, None, None]
     assert Fields(split_by="n").split_value(3) == "3"
 
 
@@ -222,3 +222,15 @@ def test_weights_out_of_bounds_are_refused(weight: float, scores: list[float | N
 def test_sums_of_tokens_may_have_more_than_64_bits() -> None:
     plan = plan_of(Recipe(weights={"web": 3.0}), sample_id=ids(3), tokens=[2**63 - 1] * 3)
     assert totals(plan, "split")[0]["tokens"] == 9 * (2**63 - 1)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(1, 100), st.sampled_from([None, 0]))
+def test_only_a_sample_alone_makes_a_shard_larger_than_asked_for(
+    blocks: list[int], most: int, seed: int | None
+) -> None:
+    sizes = [512 * number for number in blocks]
+    limit = 512 * most + 1024
+    plan = plan_of(Recipe(shard_bytes=limit, seed=seed), sample_id=ids(len(sizes)), bytes=sizes)
+    made = plan.group_by("shard").aggregate([("bytes", "sum"), ("bytes", "count")]).to_pylist()
+    assert all(of["bytes_sum"] + 1024 <= limit or of["bytes_count"] == 1 for of in made)
+    assert {of["shard"] for of in made} == {f"train-{number:06d}" for number in range(len(made))}
