@@ -213,7 +213,9 @@ def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> 
     if made is None:
         raise ValueError(f"{place}: no samples")
     # Their times differ each time, their content does not.
-    made = replace(made, tars=tuple(replace(tar, stamp=digests[tar.uri]) for tar in made.tars))
+    made = replace(
+        made, tars=tuple(replace(tar, stamp=digests[tar.uri], is_temporary=True) for tar in made.tars)
+    )
     return made, lost_lines(report)
 
 

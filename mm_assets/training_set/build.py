@@ -61,7 +61,7 @@ from mm_assets.training_set.plan import (
     shard_name,
     split_of,
 )
-from mm_assets.training_set.sources import Range, Scan, Source, SourceTar, copy_ranges, scan_tar
+from mm_assets.training_set.sources import Range, Scan, Source, SourceTar, changed_tars, copy_ranges, scan_tar
 
 _TARS = "webdataset"
 _REVISION = "1"  # of the bytes that are made by a plan
@@ -503,6 +503,8 @@ def write_shard(job: ShardJob) -> MadeShard:
         with staged(tar_uri, job.options) as file:
             _copy(job, file.path)
             stats, idx = _checked(job, file.path)
+            if changed := changed_tars(job.tars, job.options):
+                raise ShardError(f"{job.uri}: the source {changed[0]} has changed meanwhile; run it again")
             remove(note, job.options)
             nbytes = stats.bytes
             content = None

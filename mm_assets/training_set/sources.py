@@ -52,6 +52,7 @@ class SourceTar:
         name: its path below the source; the plan names it so.
         stamp: changes whenever its content does.
         stats: what its folder knows of it.
+        is_temporary: it was made of other data for one run, so that nobody else writes it.
     """
 
     source: str
@@ -59,6 +60,7 @@ class SourceTar:
     name: str
     stamp: str
     stats: TarPartitionStats
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,17 +143,29 @@ def our_tars(location: str, name: str, options: StorageOptions | None = None) ->
         known = {stats.file: stats for stats in TarFolder(folder, options).stats()}
         if any(posixpath.basename(file) not in known for file in found):
             return None
-        stamps = (
-            remote_stamps(found, options)
-            if is_remote(folder)
-            else dict(zip(found, map(local_stamp, found), strict=True))
-        )
+        stamps = _stamps(found, options)
         tars += [
             SourceTar(name, file, ref_path(file, root), stamps[file], known[posixpath.basename(file)])
             for file in found
         ]
         licences += _licences(folder, options)
     return Source(name, tuple(tars), tuple(dict.fromkeys(licences)))
+
+
+def _stamps(files: Sequence[str], options: StorageOptions | None) -> dict[str, str]:
+    if is_remote(files[0]):
+        return remote_stamps(files, options)
+    return {file: local_stamp(file) for file in files}
+
+
+def changed_tars(tars: Sequence[SourceTar], options: StorageOptions | None = None) -> list[str]:
+    """Return the tars that are no longer as their stamps say."""
+    known = {tar.uri: tar.stamp for tar in tars if not tar.is_temporary}
+    remote = [uri for uri in known if is_remote(uri)]
+    for folder in {posixpath.dirname(uri) for uri in remote}:
+        filesystem(folder, options)[0].invalidate_cache()
+    now = remote_stamps(remote, options) if remote else {}
+    return [uri for uri, stamp in known.items() if stamp != (now[uri] if uri in now else local_stamp(uri))]
 
 
 def _licences(folder: str, options: StorageOptions | None) -> list[str]:

@@ -363,3 +363,14 @@ def test_shards_of_another_plan_that_came_meanwhile_are_an_error(
     with pytest.raises(SetExists, match=f"another process makes a training set there, too .shard {name}."):
         training_set(tmp_path / "set").make([source(made / "web")], RECIPE, Here())
     assert not (tmp_path / "set" / PLAN_FILE).exists()
+
+
+def test_bytes_that_change_between_plan_and_copy_fail_the_shard(tmp_path: Path) -> None:
+    make_source(tmp_path / "web", "web", shards=1)
+    found = source(tmp_path / "web")
+    tar = tmp_path / "web" / "web-0.tar"
+    tar.write_bytes(tar.read_bytes().replace(b"text of web/doc.003", b"TEXT of web/doc.003"))
+    report = training_set(tmp_path / "set").make([found], Recipe(), Here())
+    assert len(report.failures) == 1
+    assert report.failures[0].endswith(f": the source {tar} has changed meanwhile; run it again")
+    assert not (tmp_path / "set" / PLAN_FILE).exists() and not list((tmp_path / "set").glob("*.tar"))
