@@ -121,11 +121,13 @@ def short_names(locations: Sequence[str]) -> list[str]:
     parts = [re.sub(r"[*?\[{].*", "", place).rstrip("/").split("/") for place in locations]
     if len({tuple(each) for each in parts}) < len(parts):
         raise ValueError(f"a source is named twice: {', '.join(locations)}")
+    whole: list[str] = []
     for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(each[-length:]) for each in parts]
+        whole = ["/".join(each[-length:]) for each in parts]
+        names = [name.removesuffix(".tar") or "source" for name in whole]
         if len(set(names)) == len(names):
-            break
-    return [name.removesuffix(".tar") or "source" for name in names]
+            return names
+    return whole  # such as x and x.tar of one folder
 
 
 def our_tars(location: str, name: str, options: StorageOptions | None = None) -> Source | None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mm_assets.model.errors import DataError
 from mm_assets.training_set.plan import LEFT_OUT, PLAN_SCHEMA, Recipe, make_plan, totals
-from mm_assets.training_set.sources import Fields
+from mm_assets.training_set.sources import Fields, short_names
 from mm_assets_tests.training_set.sets import made_up
 
 SPLITS = {"train": 0.75, "validation": 0.25}
@@ -234,3 +234,9 @@ def test_only_a_sample_alone_makes_a_shard_larger_than_asked_for(
     made = plan.group_by("shard").aggregate([("bytes", "sum"), ("bytes", "count")]).to_pylist()
     assert all(of["bytes_sum"] + 1024 <= limit or of["bytes_count"] == 1 for of in made)
     assert {of["shard"] for of in made} == {f"train-{number:06d}" for number in range(len(made))}
+
+
+def test_names_of_sources_differ_without_their_suffix() -> None:
+    assert short_names(["d/x", "d/x.tar"]) == ["d/x", "d/x.tar"]
+    assert short_names(["a/x", "b/x.tar"]) == ["a/x", "b/x"]
+    assert short_names(["a/x.tar", "b/y"]) == ["x", "y"]
