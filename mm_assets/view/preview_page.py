@@ -379,14 +379,18 @@ def _grid(axis: _Axis) -> str:
 
 
 def _ticks(axis: _Axis) -> str:
-    drawn, end = [f"<path d='M{_LEFT} {_BOTTOM}h{_WIDTH}' stroke='#888'/>"], -math.inf
-    for mark in axis.ticks():
+    drawn = [f"<path d='M{_LEFT} {_BOTTOM}h{_WIDTH}' stroke='#888'/>"]
+    taken: list[tuple[float, float]] = []
+    marks = axis.ticks()
+    if axis.is_logarithmic:  # powers of ten come first where there is no room for all labels
+        marks.sort(key=lambda mark: not f"{mark:e}".startswith("1"))
+    for mark in marks:
         x, label = axis.x(mark), _short(mark)
         drawn.append(f"<path d='M{x:.1f} {_BOTTOM}v5' stroke='#888'/>")
-        side = len(label) * _CHARACTER / 2
-        if x - side > end:
+        side = (len(label) + 1) * _CHARACTER / 2
+        if all(x - side > end or x + side < start for start, end in taken):
             drawn.append(_text(x, _BOTTOM + 18, label, "middle"))
-            end = x + side + _CHARACTER
+            taken.append((x - side, x + side))
     return "".join(drawn)
 
 

@@ -86,7 +86,7 @@ def test_distributions(values: list[float]) -> None:
 
 def _marks(svg: str) -> set[str]:
     """Return the numbers along the axis."""
-    return set(re.findall(r">([\d.,]+)<", svg))
+    return set(re.findall(r">([\d.,]+k?)<", svg))
 
 
 def test_blank_pages_do_not_press_all_others_against_the_edge() -> None:
