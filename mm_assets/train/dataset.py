@@ -141,9 +141,12 @@ class EpochDataset(IterableDataset, ABC):
         return Loader(self, batch_size, workers, drop_last, collate, torch_options)
 
     def __len__(self) -> int:
-        """Samples of this rank in an epoch, if they are not taken in batches."""
-        division = Division(self.epoch_length, (), self.world_size, 0, False)
-        return max(division.steps - 1, 0) + len(division.batch(division.steps - 1, self.rank))
+        """Samples of this rank that are left of the current epoch, if they are not taken in batches."""
+        progress = self._divided(self.world_size, self.rank, 0, False)
+        division = progress.division(self.epoch_length)
+        if progress.steps >= division.steps:
+            return 0
+        return division.steps - 1 - progress.steps + len(division.batch(division.steps - 1, self.rank))
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
@@ -163,10 +166,7 @@ class EpochDataset(IterableDataset, ABC):
         Raises:
             DataError: a rank would have no samples.
         """
-        wanted = {"ranks": ranks, "rank": rank, "batch_size": batch_size, "drop_last": drop_last}
-        if any(getattr(self.progress, name) != value for name, value in wanted.items()):
-            merged = Progress.merged([self.progress], self.epoch_length)
-            self._state = replace(merged, ranks=ranks, rank=rank, batch_size=batch_size, drop_last=drop_last)
+        self._state = self._divided(ranks, rank, batch_size, drop_last)
         division = self.progress.division(self.epoch_length)
         is_whole = division.left == self.epoch_length
         if division.left < self.world_size or (is_whole and not division.steps):
@@ -177,6 +177,13 @@ class EpochDataset(IterableDataset, ABC):
                 f"Start fewer ranks{'' if is_whole else f', or go on with set_epoch({self.epoch + 1})'}"
             )
         return division
+
+    def _divided(self, ranks: int, rank: int, batch_size: int, drop_last: bool) -> Progress:
+        wanted = {"ranks": ranks, "rank": rank, "batch_size": batch_size, "drop_last": drop_last}
+        if all(getattr(self.progress, name) == value for name, value in wanted.items()):
+            return self.progress
+        merged = Progress.merged([self.progress], self.epoch_length)
+        return replace(merged, ranks=ranks, rank=rank, batch_size=batch_size, drop_last=drop_last)
 
     def advance(self) -> None:
         """Count a batch that the training loop is given."""

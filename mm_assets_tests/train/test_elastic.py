@@ -141,6 +141,27 @@ def test_samples_without_batches_are_shared_by_ranks() -> None:
     assert Counter(sample for each in given for sample in each) == Counter(whole_epoch(alone(0, 1), 0))
 
 
+@BOTH
+@pytest.mark.parametrize("stop", [1, 5, 10_000])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_length_after_a_resume_is_what_comes(make: Make, stop: int, ranks: int) -> None:
+    """Of our loader in batches, and in samples, of which torch's counts its batches."""
+    loader = make(0, 2).loader(4)
+    for _ in zip(range(stop), loader, strict=False):
+        pass
+    single = make(0, 2)
+    for _ in zip(range(stop), single, strict=False):
+        pass
+    for state in (loader.state_dict(), single.state_dict()):
+        for rank in range(ranks):
+            resumed = make(rank, ranks)
+            resumed.load_state_dict(state)
+            batches = resumed.loader(4)
+            assert len(batches) == len(list(batches))
+            resumed.load_state_dict(state)
+            assert len(resumed) == len(list(resumed))
+
+
 def test_a_loop_that_was_left_goes_on() -> None:
     loader = alone(0, 1).loader(10)
     first = next(iter(loader))
