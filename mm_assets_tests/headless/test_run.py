@@ -176,12 +176,13 @@ def test_shards_that_turn_a_column_into_json_text_are_told_once(tmp_path: Path) 
 
 
 def test_after_a_run_every_check_of_each_asset_is_evaluated(tmp_path: Path) -> None:
-    """With `up_to_date`: no sensor has looked."""
+    """With `up_to_date`: no sensor has looked. But for the training set, which no run makes unless asked."""
     make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
     for arguments in ((), ("a",)):
         assert run("run", *arguments, **_settings(tmp_path, str(tmp_path / "raw"))).returncode == 0
         with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
-            keys = build_definitions().resolve_asset_graph().asset_check_keys
+            every = build_definitions().resolve_asset_graph().asset_check_keys
+            keys = [key for key in every if key.asset_key.to_user_string() != "training_set"]
             records = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
             assert set(records) == set(keys)
             for key, record in records.items():
