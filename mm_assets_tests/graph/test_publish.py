@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import lance
@@ -20,6 +20,13 @@ from mm_assets_tests.cli.commands import run
 from mm_assets_tests.graph.deployment import Deployment
 
 ALL = ("filtered", "webdataset", "lance", "arrow_cache")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _made_last(made: Deployment) -> Iterator[None]:
+    """The event log of all copies has runs with other settings: the last is again that of `made`."""
+    yield
+    assert made.run().success
 
 
 class Watched(FolderTarget):
