@@ -9,7 +9,7 @@ except ImportError as error:
 
 from mm_assets.accounting.record import statistics_folder
 from mm_assets.automation.alerts.tick import alerts_sensor
-from mm_assets.automation.awaited_verdicts import with_verdicts
+from mm_assets.automation.pending_verdicts import with_verdicts
 from mm_assets.automation.sensors import (
     JOBS,
     automation_sensor,

@@ -41,7 +41,6 @@ from dagster._utils.schedules import schedule_execution_time_iterator
 
 from mm_assets.accounting.proof import ProofStore
 from mm_assets.accounting.record import BY_ASSET, CURATED
-from mm_assets.automation.awaited_verdicts import SCORED, AwaitedVerdicts
 from mm_assets.automation.due_shards import (
     FAILED,
     MISSING,
@@ -54,6 +53,7 @@ from mm_assets.automation.due_shards import (
     latest_versions,
     versions_of_partitions,
 )
+from mm_assets.automation.pending_verdicts import SCORED, PendingVerdicts
 from mm_assets.formats.raw_shards import Listing, unchanged_shards
 from mm_assets.graph.assets import FILTERED_PARQUET
 from mm_assets.graph.dagster_internals import (
@@ -171,7 +171,7 @@ class DueBackfills:
     versions: Mapping[str, str]
     asset_graph: AssetGraph
     latest_run: int = 0
-    verdicts: AwaitedVerdicts | None = None
+    verdicts: PendingVerdicts | None = None
     is_scoring: bool = False
 
     @classmethod
@@ -185,7 +185,7 @@ class DueBackfills:
         found = due_shards(instance, asset_graph, versions)
         free = _without_busy(found, unfinished, versions)
         is_scoring = any(found.in_progress.get(asset) or unfinished.get(asset) for asset in _SCORED)
-        verdicts = AwaitedVerdicts.of_graph(instance, asset_graph)
+        verdicts = PendingVerdicts.of_graph(instance, asset_graph)
         return cls(free, versions, asset_graph, latest_run, verdicts, is_scoring)
 
     def request(self, chosen: DueShards, started_by: str) -> dg.RunRequest | None:

@@ -39,7 +39,7 @@ from dagster._core.definitions.data_version import (
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from mm_assets.automation.awaited_verdicts import AwaitedVerdicts
+from mm_assets.automation.pending_verdicts import PendingVerdicts
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import (
@@ -312,7 +312,7 @@ class DueShardFinder:
             for key, found in inputs.items()
         }
         self._code_versions = {key: spec.code_version for key, spec in by_key.items()}
-        self._verdicts = {key: AwaitedVerdicts.of(instance, spec.metadata) for key, spec in by_key.items()}
+        self._verdicts = {key: PendingVerdicts.of(instance, spec.metadata) for key, spec in by_key.items()}
         self._settings = {key: spec.metadata.get(SETTINGS, {}) for key, spec in by_key.items()}
         self._differences: dict[tuple[dg.AssetKey, str | None], str] = {}
         self._limits = {key: spec.tags.get(LIMIT_TAG) for key, spec in by_key.items()}

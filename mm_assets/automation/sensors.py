@@ -33,7 +33,6 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.run_request import InstigatorType
 
 from mm_assets.accounting.record import CURATED, DERIVED, FILTERED, LANCE, OUTPUTS, account_folders
-from mm_assets.automation.awaited_verdicts import JOB
 from mm_assets.automation.backfills import (
     LOOK_AGAIN_SECONDS,
     STARTED_BY,
@@ -54,6 +53,7 @@ from mm_assets.automation.due_shards import (
     runs_in_use,
     versions_of_partitions,
 )
+from mm_assets.automation.pending_verdicts import JOB
 from mm_assets.automation.whole_set import duplicates, statistics
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals

@@ -10,8 +10,8 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.accounting.record import statistics_folder
-from mm_assets.automation.awaited_verdicts import JOB
 from mm_assets.automation.backfills import launch_backfill
+from mm_assets.automation.pending_verdicts import JOB
 from mm_assets.duplicates.finder import FoundDuplicates, find_duplicates
 from mm_assets.filters.duplicates import VerdictIndex
 from mm_assets.graph.assets import DUPLICATES, FILTERED_PARQUET

@@ -122,12 +122,17 @@ def run_statistics(options: argparse.Namespace) -> int:
     """
     from mm_assets.view.statistics import compute_statistics
 
+    nothing = "no condition looks at a statistic of the whole set: see docs/filters.md"
+    return _run_on_whole_set(options, compute_statistics, nothing)
+
+
+def _run_on_whole_set(options: argparse.Namespace, work: Callable[..., Any], nothing: str) -> int:
+    """Do what looks at the stored scores of all shards, for the filters of the settings; print its lines."""
     root = storage_root(options)
     refuse_other_folder(root)
     with shard_progress() as progress:
-        computed = compute_statistics(root, filters_with_overrides(options), progress)
-    lines = computed.lines() or ["no condition looks at a statistic of the whole set: see docs/filters.md"]
-    for line in lines:
+        found = work(root, filters_with_overrides(options), progress)
+    for line in found.lines() or [nothing]:
         print(printable(line))
     return 0
 
@@ -153,13 +158,8 @@ def run_duplicates(options: argparse.Namespace) -> int:
     """
     from mm_assets.duplicates.finder import find_duplicates
 
-    root = storage_root(options)
-    refuse_other_folder(root)
-    with shard_progress() as progress:
-        found = find_duplicates(root, filters_with_overrides(options), progress)
-    for line in found.lines() or ["set MM_DEDUP_IMAGES or MM_DEDUP_DOCUMENTS: see docs/filters.md"]:
-        print(printable(line))
-    return 0
+    nothing = "set MM_DEDUP_IMAGES or MM_DEDUP_DOCUMENTS: see docs/guides/duplicates.md"
+    return _run_on_whole_set(options, find_duplicates, nothing)
 
 
 _FOR_WORKERS = 20  # shards: to start workers takes longer than to read fewer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,7 @@ def run_reshard(options: argparse.Namespace) -> int:
             ]
             made = TrainingSet(target, options.to)
             if options.dry_run:
-                _print_splits(made.plan(sources, recipe, pool))
+                _print_splits(made.plan(sources, recipe, pool), recipe.splits)
                 for line in lost:
                     print(f"  {line}")
                 return 0
@@ -130,7 +130,7 @@ def run_reshard(options: argparse.Namespace) -> int:
             proof = prove(made, report.plan, sources, pool) if options.prove and not report.failures else None
     finally:
         converted.remove()
-    _print_report(options.dst, report, time.monotonic() - started)
+    _print_report(options.dst, report, recipe.splits, time.monotonic() - started)
     for line in lost:
         print(f"  {line}")
     lines = [" ".join(line.split()) for line in report.failures]
@@ -219,24 +219,26 @@ def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> 
     return made, lost_lines(report)
 
 
-def _print_report(target: str, report: MadeSet, seconds: float) -> None:
+def _print_report(target: str, report: MadeSet, splits: Iterable[str], seconds: float) -> None:
     samples, nbytes = (sum(getattr(shard, name) for shard in report.shards) for name in ("samples", "nbytes"))
     kept = sum(shard.is_kept for shard in report.shards)
     print(
         f"{target}: {counted(len(report.shards), 'shard')}, {counted(samples, 'sample')}, "
         f"{nbytes / 1e6:.1f} MB, {seconds:.1f} s"
     )
-    _print_splits(report.plan)
+    _print_splits(report.plan, splits)
     if kept:
         print(f"  there already, of the same samples: {counted(kept, 'shard')}")
 
 
-def _print_splits(plan: Any) -> None:
+def _print_splits(plan: Any, splits: Iterable[str]) -> None:
+    """Print a line for each split; a hash may leave one without samples, and this is told, too."""
     import pyarrow.compute as pc
 
     from mm_assets.training_set.plan import totals
 
-    for of in totals(plan, "split"):
+    made = totals(plan, "split")
+    for of in made:
         mine = plan.filter(
             pc.and_(pc.equal(plan.column("split"), of["split"]), pc.is_valid(plan.column("shard")))
         )
@@ -254,3 +256,5 @@ def _print_splits(plan: Any) -> None:
             *([f"left out by their weight: {left_out}"] if left_out else []),
         ]
         print(f"  {', '.join(parts)}")
+    for empty in sorted(set(splits).difference(of["split"] for of in made)):
+        print(f"  {empty}: no sample fell to it: raise its share, or leave it out")

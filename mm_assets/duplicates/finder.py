@@ -9,8 +9,7 @@ What is compared are stored scores: nothing is decoded, and no image or text is 
   bytes; then the smallest sample id and position.
 * Equal are images with the same SHA-256, and documents with the same texts and images. Alike are images by
   the distance of their PDQ hashes, where these say something (quality `LEAST_QUALITY`), or by the cosine of
-  their CLIP vectors, and documents by the
-  similarity of their MinHash signatures.
+  their CLIP vectors; documents by the similarity of their MinHash signatures.
 """
 
 from __future__ import annotations

@@ -18,9 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, RowKeys, S, TextFilter
-from mm_assets.filters.judged import Judged, JudgedSamples, JudgedTexts, LeftSamples, Rows, text_scores
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
+from mm_assets.filters.score_columns import (
+    RemainingSamples,
+    Rows,
+    SampleScoreColumns,
+    ScoreColumns,
+    TextScoreColumns,
+    text_scores,
+)
 from mm_assets.filters.scores import (
     ImageScore,
     ImageScores,
@@ -97,14 +104,14 @@ class ItemRefusals:
         self._known: dict[int, tuple[Filter[Any], Reasons]] = {}
 
     @cached_property
-    def judged_images(self) -> Judged[ImageScore]:
+    def judged_images(self) -> ScoreColumns[ImageScore]:
         """The same scores of the images in columns."""
-        return Judged(list(self.scores.values()))
+        return ScoreColumns(list(self.scores.values()))
 
     @cached_property
-    def judged_texts(self) -> Judged[TextScore]:
+    def text_columns(self) -> ScoreColumns[TextScore]:
         """Those of the texts in columns."""
-        return JudgedTexts(list(self.texts.values()))
+        return TextScoreColumns(list(self.texts.values()))
 
     @cached_property
     def image_rows(self) -> Rows:
@@ -133,9 +140,9 @@ class ItemRefusals:
             self._known[id(judge)] = judge, Reasons.of(judge, rows, judged, self._columns_of)
         return self._known[id(judge)][1]
 
-    def _of_kind(self, judge: Filter[Any]) -> tuple[Rows, Judged[Any]]:
+    def _of_kind(self, judge: Filter[Any]) -> tuple[Rows, ScoreColumns[Any]]:
         if isinstance(judge, TextFilter):
-            return self.text_rows, self.judged_texts
+            return self.text_rows, self.text_columns
         return self.image_rows, self.judged_images
 
     def _columns_of(self, rows: Sequence[int], names: Sequence[str]) -> pa.Table:
@@ -162,7 +169,7 @@ class Reasons:
         cls,
         judge: Filter[S],
         rows: Rows,
-        judged: Judged[S],
+        judged: ScoreColumns[S],
         columns: Callable[[Sequence[int], Sequence[str]], pa.Table],
     ) -> Self:
         """Return what a filter has against scores, by their rows; ``columns`` returns columns of some."""
@@ -179,7 +186,9 @@ Columns = Callable[[Sequence[int], Sequence[str]], pa.Table]
 """Returns columns of some rows."""
 
 
-def _refusals(judge: Filter[S], refused: Reasons, judged: Judged[S], columns: Columns) -> dict[int, Refusal]:
+def _refusals(
+    judge: Filter[S], refused: Reasons, judged: ScoreColumns[S], columns: Columns
+) -> dict[int, Refusal]:
     values = judge.judged_numbers(
         judged.some(refused.at), lambda: columns(refused.rows.tolist(), judge.columns())
     )
@@ -300,7 +309,7 @@ class Verdicts:
         return _Whole(self._row_keys, self._sample_scores())
 
 
-class _Whole(JudgedSamples):
+class _Whole(SampleScoreColumns):
     """The scores of all samples of a table, each looked for when it is asked for."""
 
     def __init__(self, row_keys: RowKeys, known: SampleScores) -> None:
@@ -318,7 +327,7 @@ class _Left:
 
     numbers: Rows
     ids: Sequence[str]
-    scores: LeftSamples
+    scores: RemainingSamples
     _left: Mask
     _owners: Rows
 
@@ -331,8 +340,8 @@ class _Left:
         if texts is not None:
             places = np.flatnonzero(~lost[texts.text_rows])
             of_texts = np.searchsorted(numbers, owners[texts.text_rows[places]])
-        judged = None if texts is None else texts.judged_texts
-        scores = LeftSamples(whole, numbers, images, judged, of_texts, places)
+        judged = None if texts is None else texts.text_columns
+        scores = RemainingSamples(whole, numbers, images, judged, of_texts, places)
         return cls(numbers, [whole.ids[number] for number in numbers], scores, ~lost, owners)
 
     @cached_property

@@ -33,9 +33,9 @@ from mm_assets.filters.filter import (
     setting,
     spelled,
 )
-from mm_assets.filters.judged import looked_up
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures
+from mm_assets.filters.score_columns import looked_up
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.set_statistics import (
     TYPES,

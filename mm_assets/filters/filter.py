@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.judged import Judged, looked_up
 from mm_assets.filters.measure import Score
+from mm_assets.filters.score_columns import ScoreColumns, looked_up
 from mm_assets.filters.scores import SampleScore
 from mm_assets.filters.texts import ALWAYS, TEXT, TextScore
 from mm_assets.model.errors import MmAssetsError, nearest
@@ -321,7 +321,7 @@ class Bounds(Filter[S]):
 
     def verdicts(self, scores: Sequence[S]) -> Sequence[str | None]:
         with self._naming():
-            values = scores.numbers(self.of) if isinstance(scores, Judged) else None
+            values = scores.numbers(self.of) if isinstance(scores, ScoreColumns) else None
             return (
                 list(map(self._reason, looked_up(scores, self.of)))
                 if values is None

@@ -36,8 +36,8 @@ from mm_assets.filters.filter import (
     setting,
 )
 from mm_assets.filters.id_list import DropIds, KeepIds
-from mm_assets.filters.judged import looked_up
 from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
+from mm_assets.filters.score_columns import looked_up
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextScore
 from mm_assets.model.errors import nearest

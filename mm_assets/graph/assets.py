@@ -514,7 +514,7 @@ report = dg.AssetSpec(
 FILTERED_PARQUET = filtered_parquet.key
 DUPLICATES = dg.AssetKey(VERDICTS_ASSET)
 
-# Not materializable, as the overview: `mm-assets run` and the job of the same name write it.
+# Not materializable, as the report: `mm-assets run` and the job of the same name write it.
 duplicates = dg.AssetSpec(
     DUPLICATES,
     deps=[image_scores, sample_scores],

@@ -1,6 +1,6 @@
 """Shards of numbered samples: the contract of their sources, and the files that these have open.
 
-* `Source`: the samples of one format. `Recent`: what a process has opened last.
+* `Source`: the samples of one format. `LruCache`: what a process has opened last.
 * `LocalCopies`: copies of remote files, within a bound, shared by all processes of a machine. A copy appears
   as a whole, by a rename. One process downloads a file while others that want it wait. What was used longest
   ago is removed first; who has it open reads on.
@@ -78,7 +78,7 @@ Key = TypeVar("Key")
 Held = TypeVar("Held")
 
 
-class Recent(Generic[Key, Held]):
+class LruCache(Generic[Key, Held]):
     """What this process has opened last, within limits.
 
     A forked process opens anew, since files that both have open share their position. Pickled, it is empty.

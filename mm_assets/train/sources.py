@@ -40,7 +40,7 @@ from mm_assets.storage.files import absolute, exists, is_remote, join, size_of
 from mm_assets.storage.listing import expand, expand_paths
 from mm_assets.storage.stamps import parallel_map
 from mm_assets.train.order import digest_of
-from mm_assets.train.shards import LocalCopies, Numbers, OpenFile, Recent, Shard, Source
+from mm_assets.train.shards import LocalCopies, LruCache, Numbers, OpenFile, Shard, Source
 from mm_assets.train.tars import TarSource, open_tars
 
 ShardUrls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -109,8 +109,8 @@ class ParquetSource(TableSource):
                 row += rows
             file.close()
         super().__init__("parquet", names, ids)
-        self._files = Recent(self._file)
-        self._tables = Recent(self._table, most_bytes=_GROUP_BYTES, size_of=_nbytes)
+        self._files = LruCache(self._file)
+        self._tables = LruCache(self._table, most_bytes=_GROUP_BYTES, size_of=_nbytes)
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
         table, offsets = self._tables.get(shard), self._offsets[shard]
@@ -168,7 +168,7 @@ class LanceSource(TableSource):
             ids.append(found)
             self._first.append(self._first[-1] + len(found))
         super().__init__("lance", names, ids)
-        self._datasets = Recent(self._dataset)
+        self._datasets = LruCache(self._dataset)
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
         from mm_assets.formats.lance.types import from_storage
@@ -233,7 +233,7 @@ class PairedSource(Source):
 
         self._groups = PairedShardList(modalities).groups
         self._copies = copies
-        self._joined = Recent(self._join)
+        self._joined = LruCache(self._join)
         self._keys = [list(self._joined.get(at)[0].keys) for at in range(len(self._groups))]
         names = [" ".join(group.values()) for group in self._groups]
         shards = [Shard(name, len(keys)) for name, keys in zip(names, self._keys, strict=True)]
@@ -257,7 +257,7 @@ class PairedSource(Source):
         return joined, list(files.values())  # which stay open as long as they are joined
 
 
-class Chosen:
+class Selection:
     """Samples that an epoch has, in runs: each is some samples of one shard.
 
     A sample that comes twice in an epoch is in two runs, which are shuffled apart. A run takes
@@ -280,7 +280,7 @@ class Chosen:
             for each, most in zip(repeats, turns, strict=True)
         ]
         self.counts: Numbers = np.concatenate([np.zeros(0, np.int64), *counts])
-        self._runs = Recent(self._run)
+        self._runs = LruCache(self._run)
 
     @property
     def digest(self) -> str:
@@ -307,7 +307,7 @@ def _digest(numbers: Numbers) -> str:
 
 def open_source(
     path: str | os.PathLike[str] | Mapping[str, ShardUrls], split: str | None, copies: LocalCopies
-) -> Chosen:
+) -> Selection:
     """Open a dataset of any format.
 
     Args:
@@ -387,13 +387,13 @@ def _shards_of(plan: str) -> list[str]:
     return read_small_table(plan, ("shard",)).column(0).unique().drop_null().to_pylist()  # type: ignore[no-any-return]
 
 
-def _whole(source: Source, split: str | None, place: str) -> Chosen:
+def _whole(source: Source, split: str | None, place: str) -> Selection:
     if split is not None:
         raise DataError(f"{place}: no {PLAN} here that could tell the split {split!r}")
-    return Chosen(source, [np.ones(shard.samples, np.int64) for shard in source.shards])
+    return Selection(source, [np.ones(shard.samples, np.int64) for shard in source.shards])
 
 
-def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
+def _planned(folder: str, split: str | None, copies: LocalCopies) -> Selection:
     """Return the samples that a plan chooses; those that it leaves out are in no shard."""
     file = join(folder, PLAN)
     plan = _read_plan(file)
@@ -419,7 +419,7 @@ def _planned(folder: str, split: str | None, copies: LocalCopies) -> Chosen:
             f"{file}: sample {most.as_py()!r:.200} comes {repeats.max()} times; all shards together come "
             f"{runs} times, and {_MOST_RUNS} at most"
         )
-    return Chosen(source, of_shards)
+    return Selection(source, of_shards)
 
 
 def _read_plan(file: str) -> pa.Table:

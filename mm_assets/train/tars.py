@@ -39,7 +39,7 @@ from mm_assets.model.samples import Document, item_order
 from mm_assets.storage.files import read_bytes
 from mm_assets.storage.stamps import existing_files, parallel_map
 from mm_assets.train.order import digest_of
-from mm_assets.train.shards import LocalCopies, Numbers, OpenFile, Recent, Shard, Source
+from mm_assets.train.shards import LocalCopies, LruCache, Numbers, OpenFile, Shard, Source
 
 _INDEX = ".idx"
 Typed = Mapping[str, Callable[[Any], Any]]
@@ -68,7 +68,7 @@ class TarSource(Source):
         shards = [Shard(name, len(starts)) for name, (starts, _) in zip(names, spans, strict=True)]
         super().__init__(shards, digest_of("tars", names, places))
         self._uris, self._spans, self._copies = list(uris), list(spans), copies
-        self._files = Recent(self._file)
+        self._files = LruCache(self._file)
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
         descriptor = self._files.get(shard).descriptor

@@ -17,7 +17,7 @@ import numpy as np
 from mm_assets.accounting.record import CURATED
 from mm_assets.filters.filter import FLAG, Bound, Filter, TextFilter, bounds_of
 from mm_assets.filters.id_list import IdFilter
-from mm_assets.filters.judged import Judged, JudgedSamples
+from mm_assets.filters.score_columns import SampleScoreColumns, ScoreColumns
 from mm_assets.filters.scores import SampleScore
 from mm_assets.model.errors import counted
 from mm_assets.model.errors import html_table as table
@@ -227,7 +227,9 @@ def curve_of(judge: Filter[Any], bound: Bound, scores: Sequence[Any]) -> Curve:
     Args:
         scores: some scores that stand for all.
     """
-    scores = JudgedSamples(scores) if scores and isinstance(scores[0], SampleScore) else Judged(scores)
+    scores = (
+        SampleScoreColumns(scores) if scores and isinstance(scores[0], SampleScore) else ScoreColumns(scores)
+    )
     values = measured(judge, scores)
     values = values[np.isfinite(values)]
     points = np.quantile(values, np.linspace(0, 1, _POINTS), method="nearest") if len(values) else np.zeros(0)

@@ -36,9 +36,9 @@ from mm_assets.accounting.record import (
 from mm_assets.filters.chain import FilterChain, ItemRefusals, Verdicts
 from mm_assets.filters.filter import KEYS, Bounds, Filter, RowColumns, RowKeys, bounds_of, spelled
 from mm_assets.filters.id_list import IdFilter, Marks
-from mm_assets.filters.judged import Judged, JudgedSamples, Rows
 from mm_assets.filters.measure import DECODE_ERROR, Score, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of
+from mm_assets.filters.score_columns import Rows, SampleScoreColumns, ScoreColumns
 from mm_assets.filters.scores import (
     ImageScore,
     ImageScores,
@@ -94,22 +94,22 @@ class ScoredShard:
         return self.item_refusals.scores
 
     @cached_property
-    def judged_samples(self) -> Judged[SampleScore]:
+    def judged_samples(self) -> ScoreColumns[SampleScore]:
         """The scores of the samples in columns."""
-        return JudgedSamples([score for _, score in self.samples])
+        return SampleScoreColumns([score for _, score in self.samples])
 
     @property
     def rows_of_samples(self) -> Rows:
         """The rows that are samples."""
         return np.arange(self.images, self.images + self.sample_rows)
 
-    def judged(self) -> dict[type[Score], Judged[Any]]:
+    def judged(self) -> dict[type[Score], ScoreColumns[Any]]:
         """Return the scores that filters judge, by their kind."""
         items = self.item_refusals
         return {
             ImageScore: items.judged_images,
             SampleScore: self.judged_samples,
-            TextScore: items.judged_texts,
+            TextScore: items.text_columns,
         }
 
     def verdicts(self, chain: FilterChain) -> Verdicts:
@@ -291,7 +291,7 @@ Numbers = npt.NDArray[np.float64]
 
 def measured(judge: Filter[Any], scores: Sequence[Any]) -> Numbers:
     """Return the numbers that verdicts are about (`Filter.numbers`); nan where there is none."""
-    if isinstance(judge, Bounds) and isinstance(scores, Judged):
+    if isinstance(judge, Bounds) and isinstance(scores, ScoreColumns):
         found = scores.numbers(judge.of)
         if found is not None:
             return found

@@ -27,10 +27,10 @@ from mm_assets.filters.chain import FilterChain, Mask
 from mm_assets.filters.duplicates import DuplicateFilter
 from mm_assets.filters.filter import FLAG, KEYS, Filter, TextFilter
 from mm_assets.filters.id_list import IdFilter, Marks
-from mm_assets.filters.judged import Judged
 from mm_assets.filters.measure import DECODE_ERROR, Score, decoding
 from mm_assets.filters.measures import names_of
 from mm_assets.filters.registry import measures_for, opened
+from mm_assets.filters.score_columns import ScoreColumns
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.headers import ImageInfo
@@ -271,7 +271,7 @@ class Borderline:
             hit: which rows this filter alone drops or flags.
             slim: returns one of these scores by its number, without what no filter looks at.
         """
-        found: Judged[Any]
+        found: ScoreColumns[Any]
         if self.is_of_samples:
             owners = shard.row_keys.owners
             is_hit = np.zeros(len(shard.row_keys.samples), bool)
@@ -281,7 +281,7 @@ class Borderline:
         else:
             refusals = shard.item_refusals
             is_of_texts = isinstance(self.filter, TextFilter)
-            found = refusals.judged_texts if is_of_texts else refusals.judged_images
+            found = refusals.text_columns if is_of_texts else refusals.judged_images
             rows = refusals.text_rows if is_of_texts else refusals.image_rows
             is_refused = np.zeros(len(rows), bool)
             is_refused[refusals.refused(self.filter).at] = True

@@ -73,6 +73,12 @@ def test_a_dry_run_writes_nothing(made: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
+def test_a_split_that_got_no_sample_is_told(made: Path, tmp_path: Path) -> None:
+    split = ("--split", "train=0.999999,validation=0.000001")
+    done = fine(run("reshard", made / "books", tmp_path / "set", *split)).splitlines()
+    assert done[-1] == "  validation: no sample fell to it: raise its share, or leave it out"
+
+
 def test_no_shuffle_keeps_the_order(made: Path, tmp_path: Path) -> None:
     fine(run("reshard", made / "web", tmp_path / "set", "--no-shuffle", "--shard-size", "30KiB"))
     ids = [read("webdataset", folder).column("sample_id") for folder in (made / "web", tmp_path / "set")]

@@ -18,7 +18,6 @@ from PIL import Image
 from mm_assets.filters.chain import FilterChain, ScoreFilter
 from mm_assets.filters.condition import ImageCondition, SampleCondition
 from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter, SampleFilter, TextFilter
-from mm_assets.filters.judged import text_scores
 from mm_assets.filters.measure import ImageContent, ImageMeasure
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.registry import (
@@ -30,6 +29,7 @@ from mm_assets.filters.registry import (
     WordCountFilter,
     chain_of,
 )
+from mm_assets.filters.score_columns import text_scores
 from mm_assets.filters.scores import ImageScores, SampleScores, score_samples, score_table
 from mm_assets.formats.parquet.files import publish_table
 from mm_assets.interleaved import InterleavedBatch

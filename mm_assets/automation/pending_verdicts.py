@@ -55,7 +55,7 @@ def with_verdicts(
 
 
 @dataclass(frozen=True)
-class AwaitedVerdicts:
+class PendingVerdicts:
     """The verdicts that an asset is made with, as they are now.
 
     Attributes:

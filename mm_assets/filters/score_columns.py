@@ -1,9 +1,9 @@
-"""Scores that several filters judge, in columns: each is looked up once, whoever asks for it.
+"""Scores as columns, for filters that judge many at once: each column is made once, whoever asks for it.
 
-* `Judged`: scores one after the other; `JudgedTexts`, `JudgedSamples`: those of texts, and of samples.
-* `LeftSamples`: those of samples, of what filters of items have left of them. They are added up in columns,
-  and made one by one only for who looks at one.
-* `looked_up`: a score of each, of these and of any other sequence.
+* `ScoreColumns`: scores of images; `TextScoreColumns` those of texts, `SampleScoreColumns` those of samples.
+* `RemainingSamples`: scores of samples after filters of items, of the items that are left. They are added up
+  in columns, and made one by one only for who looks at one.
+* `looked_up`: one score of each, of these and of any other sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHARACTERS: Final = "characters"
 _EXACT: Final = 2**53  # integers below it are numbers of 64 bits
 
 
-class Judged(Sequence[S], Generic[S]):
+class ScoreColumns(Sequence[S], Generic[S]):
     """Scores, and their columns once they are asked for.
 
     Args:
@@ -64,7 +64,7 @@ class Judged(Sequence[S], Generic[S]):
             self._numbers[name] = self._as_numbers(name)
         return self._numbers[name]
 
-    def some(self, rows: Rows) -> Judged[S]:
+    def some(self, rows: Rows) -> ScoreColumns[S]:
         """Return some of them, by their numbers."""
         return _Some(self, rows)
 
@@ -81,7 +81,7 @@ class Judged(Sequence[S], Generic[S]):
         return found if is_exact else None
 
 
-class JudgedTexts(Judged[TextScore]):
+class TextScoreColumns(ScoreColumns[TextScore]):
     """Scores of texts: those of a sample have the same arrays, which are taken as they are."""
 
     @cached_property
@@ -134,7 +134,7 @@ def text_scores(table: pa.Table, samples: SampleScores) -> dict[int, TextScore]:
     return dict(sorted(found.items()))
 
 
-class JudgedSamples(Judged[SampleScore]):
+class SampleScoreColumns(ScoreColumns[SampleScore]):
     """Scores of samples: those that follow from their texts are added up at once."""
 
     def _as_numbers(self, name: str) -> Numbers | None:
@@ -153,8 +153,8 @@ class JudgedSamples(Judged[SampleScore]):
         return np.concatenate([np.zeros(0), *parts]) if is_sound else None
 
 
-class _Some(Judged[S]):
-    def __init__(self, whole: Judged[S], rows: Rows) -> None:
+class _Some(ScoreColumns[S]):
+    def __init__(self, whole: ScoreColumns[S], rows: Rows) -> None:
         super().__init__(range(len(rows)))  # type: ignore[arg-type]
         self._whole = whole
         self._rows = rows
@@ -179,10 +179,10 @@ class _Some(Judged[S]):
 
 def looked_up(scores: Sequence[Any], name: str) -> Sequence[Any]:
     """Return a score of each by its name; None for one that has none."""
-    return scores.column(name) if isinstance(scores, Judged) else [score.get(name) for score in scores]
+    return scores.column(name) if isinstance(scores, ScoreColumns) else [score.get(name) for score in scores]
 
 
-class LeftSamples(_Some[SampleScore]):
+class RemainingSamples(_Some[SampleScore]):
     """The scores of some samples, of what filters of items have left of them.
 
     Args:
@@ -196,10 +196,10 @@ class LeftSamples(_Some[SampleScore]):
 
     def __init__(
         self,
-        whole: Judged[SampleScore],
+        whole: ScoreColumns[SampleScore],
         rows: Rows,
         images: Rows,
-        texts: Judged[TextScore] | None,
+        texts: ScoreColumns[TextScore] | None,
         owners: Rows,
         places: Rows,
     ) -> None:

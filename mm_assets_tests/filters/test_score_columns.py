@@ -12,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.filters.filter import Bounds, TextFilter
-from mm_assets.filters.judged import Judged, JudgedSamples, JudgedTexts, LeftSamples
 from mm_assets.filters.registry import FILTERS
+from mm_assets.filters.score_columns import (
+    RemainingSamples,
+    SampleScoreColumns,
+    ScoreColumns,
+    TextScoreColumns,
+)
 from mm_assets.filters.scores import SampleScore, SampleScores
 from mm_assets.filters.texts import OF_TEXTS, TEXT_MEASURES, TextScore, text_values
 
@@ -67,7 +72,7 @@ def alone(scores: Any, name: str) -> list[Any] | None:
 @given(samples(), st.data())
 def test_columns_are_what_each_score_says(scores: list[SampleScore], data: st.DataObject) -> None:
     texts = [score.text(at) for score in scores for at in range(score.texts)]
-    whole = JudgedSamples(scores)
+    whole = SampleScoreColumns(scores)
     kept = data.draw(st.lists(st.sampled_from(range(len(scores))), unique=True).map(sorted))
     images = [data.draw(st.integers(0, 3)) for _ in kept]
     places, owners = [], []
@@ -78,8 +83,8 @@ def test_columns_are_what_each_score_says(scores: list[SampleScore], data: st.Da
             owners.append(kept.index(number))
     rows, counts = np.array(kept, np.int64), np.array(images, np.int64)
     of_texts = np.array(owners, np.int64), np.array(places, np.int64)
-    some = LeftSamples(whole, rows, counts, JudgedTexts(texts), *of_texts)
-    every = LeftSamples(whole, rows, counts, None, rows[:0], rows[:0])
+    some = RemainingSamples(whole, rows, counts, TextScoreColumns(texts), *of_texts)
+    every = RemainingSamples(whole, rows, counts, None, rows[:0], rows[:0])
     for judged in (whole, some, every):
         for name in NAMES:
             expected = alone(list(judged), name)
@@ -99,7 +104,7 @@ def test_columns_are_what_each_score_says(scores: list[SampleScore], data: st.Da
 def test_texts_in_columns(scores: list[SampleScore]) -> None:
     texts = [score.text(at) for score in scores for at in range(score.texts)]
     for some in (texts, texts[1:], texts[::2]):
-        judged = JudgedTexts(some)
+        judged = TextScoreColumns(some)
         for measure in TEXT_MEASURES:
             for name in (measure.name, measure.name.removeprefix("text_")):
                 expected = [score.get(name) for score in some]
@@ -123,13 +128,13 @@ def test_bounds_judge_columns_as_single_scores(values: list[Any], data: st.DataO
         expected = [judge.verdict(score) for score in scores]
     except ValueError:  # below nothing, where there is no such bound
         with pytest.raises(ValueError, match="least"):
-            judge.verdicts(Judged(scores))
+            judge.verdicts(ScoreColumns(scores))
         return
-    assert list(judge.verdicts(Judged(scores))) == expected
-    assert all(map(same, judge.numbers(Judged(scores)), judge.numbers(scores)))
+    assert list(judge.verdicts(ScoreColumns(scores))) == expected
+    assert all(map(same, judge.numbers(ScoreColumns(scores)), judge.numbers(scores)))
 
 
 def test_scores_of_a_file_in_columns() -> None:
     """Rows of samples that have no texts at all."""
     table = SampleScores.schema().empty_table()
-    assert JudgedSamples([score for _, score in SampleScores(table)]).numbers("words").tolist() == []  # type: ignore[union-attr]
+    assert SampleScoreColumns([score for _, score in SampleScores(table)]).numbers("words").tolist() == []  # type: ignore[union-attr]
