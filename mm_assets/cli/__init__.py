@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -39,6 +40,9 @@ COMMANDS = {
     "alerts": "graph",
 }
 
+# Imports make a million objects that stay: going through them again takes a sixth of a short command.
+_COLLECT_SELDOM = (100_000, 50, 100)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
@@ -50,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    gc.set_threshold(*_COLLECT_SELDOM)
     for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     given = list(sys.argv[1:] if arguments is None else arguments)
