@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mm_assets.pool.workers import JobPool
     from mm_assets.training_set.build import MadeSet
     from mm_assets.training_set.plan import Recipe
+    from mm_assets.training_set.proof import Proof
     from mm_assets.training_set.sources import Source
 
 _KINDS = ("webdataset", "mds", "parquet", "arrow_cache")
@@ -99,7 +100,7 @@ def run_reshard(options: argparse.Namespace) -> int:
     from mm_assets.storage.files import absolute, no_empty_folders
     from mm_assets.storage.temporary import TemporaryFolder
     from mm_assets.training_set.build import TrainingSet
-    from mm_assets.training_set.proof import prove
+    from mm_assets.training_set.proof import make_proven
     from mm_assets.training_set.sources import short_names
 
     started = time.monotonic()
@@ -126,8 +127,11 @@ def run_reshard(options: argparse.Namespace) -> int:
                 for line in lost:
                     print(f"  {line}")
                 return 0
-            report = made.make(sources, recipe, pool, options.overwrite)
-            proof = prove(made, report.plan, sources, pool) if options.prove and not report.failures else None
+            proof: Proof | None = None
+            if options.prove:
+                report, proof = make_proven(made, sources, recipe, pool, options.overwrite)
+            else:
+                report = made.make(sources, recipe, pool, options.overwrite)
     finally:
         converted.remove()
     _print_report(options.dst, report, recipe.splits, time.monotonic() - started)

@@ -21,7 +21,7 @@ from mm_assets.storage.files import join, publish_bytes, remove
 from mm_assets.storage.small_files import seal
 from mm_assets.training_set.build import MadeSet, TrainingSet
 from mm_assets.training_set.plan import Recipe, totals
-from mm_assets.training_set.proof import Proof, prove
+from mm_assets.training_set.proof import Proof, as_written, make_proven
 from mm_assets.training_set.sources import Fields, our_tars
 
 UNION = "union"
@@ -80,17 +80,15 @@ def training_set(training: TrainingRecipe, workers: Workers) -> dg.MaterializeRe
     if source is None:
         raise dg.Failure(f"{join(training.root, TARS.folder)}: has tars that no shard has written")
     made = TrainingSet(join(training.root, TRAINING_FOLDER))
-    report = made.make([source], training.recipe(), workers, overwrite=True)
-    if report.failures:
+    report, proof = make_proven(made, [source], training.recipe(), workers, overwrite=True)
+    if proof is None:
         many = counted(len(report.failures), "shard")
         raise dg.Failure(f"{many} of the training set not made: {report.failures[0]}", allow_retries=False)
-    stamps = made.stamps()  # a file that changes while it is proven has another one then
-    proof = prove(made, report.plan, [source], workers)
     told = _told(report, proof)
     if proof.differences:  # without its note nobody takes it for proven
         remove(join(training.root, TRAINING_NOTE))
     else:
-        note = {**told, "files": made.as_written(stamps)}
+        note = {**told, "files": as_written(made, proof.stamps)}
         publish_bytes(join(training.root, TRAINING_NOTE), seal(note, indent=1))
     plain = {name: {"json": value} if isinstance(value, list) else value for name, value in told.items()}
     differences = {"differences": {"json": list(proof.differences)}, "digest": proof.digest}

@@ -16,10 +16,12 @@ import hashlib
 import json
 import os
 import stat
+import threading
+import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -36,9 +38,11 @@ from mm_assets.storage.files import (
     is_remote,
     join,
     local_path,
+    publish_bytes,
     remove,
     staged,
 )
+from mm_assets.storage.temporary import is_owner_alive, is_temporary, locked_folder, temporary_name
 
 _THREADS = 16  # object stores answer in ~50 ms
 _LONGEST = 200  # bytes of a file name, which leaves room for prefix and suffix of temporary names
@@ -310,3 +314,71 @@ def _stamp_of(info: Mapping[str, Any]) -> str:
         or info.get("etag")
         or f"{info['size']}:{info.get('LastModified') or info.get('mtime')}"
     )
+
+
+_BEAT_SECONDS = 20.0
+_WATCH_SECONDS = 90.0  # a lock that has not changed for so long is that of a dead process
+_LOCK = "lock"
+
+
+@contextmanager
+def sole_writer(folder: str, options: StorageOptions | None = None) -> Iterator[bool]:
+    """Keep other processes from a folder or URL for the block, if they ask here; yield whether it is ours.
+
+    In a store it is told by objects: each process puts its own, then lists them, and goes back if another one
+    is there. Of two that come at the same time none or one goes on, whatever the store can do besides. A
+    process writes its object again and again: so it is known to be alive on other machines, which otherwise
+    wait for `_WATCH_SECONDS` before they take it for dead.
+    """
+    if not is_remote(folder):
+        os.makedirs(local_path(folder), exist_ok=True)
+        with locked_folder(local_path(folder)) as is_ours:
+            yield is_ours
+        return
+    mine, ended = temporary_name(_LOCK), threading.Event()
+    lock = join(folder, mine)
+    publish_bytes(lock, b"0", options)
+
+    def beat() -> None:
+        number = 0
+        while not ended.wait(_BEAT_SECONDS):
+            number += 1
+            with suppress(OSError):  # the next one may come through
+                publish_bytes(lock, str(number).encode(), options)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield not _has_other_writer(folder, mine, options)
+    finally:
+        ended.set()
+        thread.join()
+        remove(lock, options)
+
+
+def _has_other_writer(folder: str, mine: str, options: StorageOptions | None) -> bool:
+    """Return whether a living process has a lock here; remove those of dead ones if not."""
+    others = _locks(folder, mine, options)
+    alive = {name: is_owner_alive(name) for name in others}
+    if True in alive.values():
+        return True
+    unknown = [name for name in others if alive[name] is None]
+    until = time.monotonic() + _WATCH_SECONDS
+    while unknown and time.monotonic() < until:
+        time.sleep(min(_BEAT_SECONDS, _WATCH_SECONDS) / 4)
+        found = _locks(folder, mine, options)
+        unknown = [name for name in unknown if name in found]
+        if any(found[name].stamp != others[name].stamp for name in unknown):
+            return True
+    for name in others:
+        remove(join(folder, name), options)
+    return False
+
+
+def _locks(folder: str, mine: str, options: StorageOptions | None) -> dict[str, StampedFile]:
+    found = files_in(folder, options)
+    return {
+        name: file
+        for name, file in found.items()
+        if name != mine and is_temporary(name) and name.startswith(f".{_LOCK}.")
+    }

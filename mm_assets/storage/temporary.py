@@ -95,15 +95,22 @@ def is_stale(path: Path) -> bool:
     match = _NAME.match(path.name)
     if match is None:
         return False
-    is_alive: bool | None = None
+    is_alive = None
     if match["boot"] == _boot():
-        if match["container"] == _container():
-            is_alive = _is_running(int(match["pid"]), match["start"])
+        is_alive = is_owner_alive(path.name)
         if is_alive is None:
             is_alive = _is_locked(path)
     if is_alive is not None:
         return not is_alive
     return _last_change(path) < time.time() - ABANDONED_SECONDS
+
+
+def is_owner_alive(name: str) -> bool | None:
+    """Return whether the process of a `temporary_name` runs; None for those of other containers."""
+    match = _NAME.match(name)
+    if match is None or (match["boot"], match["container"]) != (_boot(), _container()):
+        return None
+    return _is_running(int(match["pid"]), match["start"])
 
 
 def _is_running(pid: int, start: str) -> bool | None:

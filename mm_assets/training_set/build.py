@@ -2,6 +2,8 @@
 
 * `TrainingSet`: the set in a folder; `make` brings it to a plan. Finished shards of the same samples stay,
   so that a run that was ended goes on. The plan's file appears last: without it, a set is not complete.
+  Shards that replace others wait in ``.training/next`` until all are there, so that a failure leaves the
+  set as it was. In an object store, where nothing can be renamed, they are replaced one by one.
 * `ShardJob`, `write_shard`: one shard, in any process. Other formats are written from such a tar, by their
   own writers.
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -49,8 +52,7 @@ from mm_assets.storage.files import (
     staged,
     sweep_output,
 )
-from mm_assets.storage.stamps import files_in, parallel_map
-from mm_assets.storage.temporary import locked_folder
+from mm_assets.storage.stamps import files_in, parallel_map, sole_writer
 from mm_assets.terminal import Progress
 from mm_assets.training_set.plan import (
     Recipe,
@@ -65,12 +67,13 @@ from mm_assets.training_set.sources import Range, Scan, Source, SourceTar, chang
 
 _TARS = "webdataset"
 _REVISION = "1"  # of the bytes that are made by a plan
+_NEXT = "next"  # folder beside the notes
 _RECIPE, _DIGEST = b"mm_assets:recipe", b"mm_assets:plan"
 _NAME_BYTES = 100  # of a tar header
 
 Ints = npt.NDArray[np.int64]
-WrittenFiles = Mapping[str, Sequence[str | None]]
-"""By name, the stamp of a file when it was proven, and the digest of what was written."""
+Notes = dict[str, dict[str, Any]]
+"""By the name of a shard, what it was made of (`write_shard`)."""
 
 
 class SetExists(MmAssetsError, ValueError):
@@ -210,47 +213,92 @@ class TrainingSet:
         if not overwrite:  # before anything appears there
             with readable_store_errors(), located(self.folder):
                 self._refuse_other(digest)
-        with self._alone():
-            with readable_store_errors(), located(self.folder):
-                if not overwrite:
-                    self._refuse_other(digest)
-                elif self._digest() != digest:
-                    remove(self._plan_uri, self.options)
-                notes = self._notes()
-                for folder in {self.folder, self._notes_folder, *(posixpath.dirname(j.uri) for j in jobs)}:
-                    sweep_output(folder)
-            made: list[MadeShard] = []
-            failures: list[str] = []
-            todo: list[ShardJob] = []
-            sizes = self._sizes(jobs)
-            for job in jobs:
-                note = notes.get(job.name, {})
-                is_made = note.get("digest") == job.digest and sizes.get(job.uri) == note.get("size")
-                made += [MadeShard(job.name, len(job.ids), note["bytes"], True)] if is_made else []
-                todo += [] if is_made else [job]
-            with Progress(len(todo)) as progress:
-                for job, result in pool.map(write_shard, todo):
-                    if isinstance(result, WorkerFailure):
-                        failures.append(result.at(job.uri))
-                        progress.add(0, 0)
-                    else:
-                        made.append(result)
-                        progress.add(result.samples, result.nbytes)
-            made.sort(key=lambda shard: shard.name)
+        with readable_store_errors(), located(self.folder), self._alone():
+            if not overwrite:
+                self._refuse_other(digest)
+            notes = self.notes()
+            for folder in {self.folder, self.notes_folder, *(posixpath.dirname(j.uri) for j in jobs)}:
+                sweep_output(folder)
+            made = self._made(jobs, notes)
+            is_replaced = self._is_replaced(digest, jobs, notes)
+            beside = (
+                [] if is_remote(self.folder) else [replace(job, folder=self._next.folder) for job in jobs]
+            )
+            waiting = self._next._made(beside, self._next.notes()) if beside else {}
+            taken = [job for job in beside if job.name not in made and (is_replaced or job.name in waiting)]
+            made = {**waiting, **made}
+            if is_replaced and not beside:
+                remove(self._plan_uri, self.options)
+            todo = [job for job in (taken if is_replaced and beside else jobs) if job.name not in made]
+            failures = self._write(todo, made, pool)
             if not failures:
-                with readable_store_errors(), located(self.folder):
-                    self._finish(plan, sources, recipe, {job.name: job.digest for job in jobs}, notes)
-            return MadeSet(plan, digest, tuple(made), tuple(failures))
+                if is_replaced:
+                    remove(self._plan_uri, self.options)
+                self._take(taken)
+                self._finish(plan, sources, recipe, {job.name: job.digest for job in jobs}, notes)
+            return MadeSet(plan, digest, tuple(made[name] for name in sorted(made)), tuple(failures))
+
+    def _made(self, jobs: Sequence[ShardJob], notes: Notes) -> dict[str, MadeShard]:
+        """Return the shards that are here as these jobs make them, by name."""
+        sizes = self._sizes(jobs)
+        # What is stated of a tar cannot be told from the tar alone.
+        stated = {stats.file for stats in TarFolder(self.folder, self.options).stats()}
+        found = {}
+        for job in jobs:
+            note = notes.get(job.name, {})
+            is_stated = self.kind != _TARS or f"{job.name}.tar" in stated
+            if is_stated and note.get("digest") == job.digest and sizes.get(job.uri) == note["size"]:
+                found[job.name] = MadeShard(job.name, len(job.ids), note["bytes"], True)
+        return found
+
+    def _is_replaced(self, digest: str, jobs: Sequence[ShardJob], notes: Notes) -> bool:
+        """Return whether there is a complete set, of which these jobs change a shard."""
+        digests = {job.name: job.digest for job in jobs}
+        found = self.digest()
+        return found is not None and (
+            found != digest or any(note["digest"] != digests.get(name) for name, note in notes.items())
+        )
+
+    def _write(self, jobs: Sequence[ShardJob], made: dict[str, MadeShard], pool: MapsJobs) -> list[str]:
+        """Write shards, and add them to those that are made; return a line for each failure."""
+        failures = []
+        with Progress(len(jobs)) as progress:
+            for job, result in pool.map(write_shard, jobs):
+                if isinstance(result, WorkerFailure):
+                    failures.append(result.at(job.uri))
+                    progress.add(0, 0)
+                else:
+                    made[job.name] = result
+                    progress.add(result.samples, result.nbytes)
+        return failures
+
+    def _take(self, jobs: Sequence[ShardJob]) -> None:
+        """Move shards here that wait in ``.training/next``; what was in their place is gone then."""
+        stats = {found.file: found for found in TarFolder(self._next.folder).stats()} if jobs else {}
+        entry = format_of(self.kind)
+        for job in jobs:
+            uri = self.uri(job.name, job.split)
+            remove(self.note_uri(job.name))
+            if self.kind == _TARS:
+                idx = read_bytes(f"{job.uri}.idx") or b""
+                TarFolder(self.folder).publish(job.uri, idx, stats[os.path.basename(job.uri)])
+            else:
+                self._remove(uri)
+                os.makedirs(os.path.dirname(entry.output(uri)), exist_ok=True)
+                os.rename(entry.output(job.uri), entry.output(uri))
+            os.rename(self._next.note_uri(job.name), self.note_uri(job.name))
+        if not is_remote(self.folder):
+            shutil.rmtree(self._next.folder, ignore_errors=True)
+
+    @property
+    def _next(self) -> TrainingSet:
+        """The shards that wait until they replace some of a complete set; they are on its disk."""
+        return TrainingSet(_no_link(join(self.notes_folder, _NEXT)), self.kind)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from making a set here; for an object store see the end of `_finish`."""
-        if is_remote(self.folder):
-            yield
-            return
-        folder = local_path(self._notes_folder)
-        os.makedirs(folder, exist_ok=True)
-        with locked_folder(folder) as is_ours:
+        """Keep other processes from making a set here."""
+        with sole_writer(self.notes_folder, self.options) as is_ours:
             if not is_ours:
                 raise SetExists(f"{self.folder}: another process makes a training set there now")
             yield
@@ -271,12 +319,13 @@ class TrainingSet:
         return posixpath.basename(entry.output(file)).removesuffix(entry.written)
 
     @property
-    def _notes_folder(self) -> str:
-        """Its folder of notes; an error if that is a link, which may lead out of the set."""
-        folder = join(self.folder, SET_NOTES)
-        if not is_remote(folder) and os.path.islink(local_path(folder)):
-            raise SetExists(f"{folder}: is a symbolic link; a training set has a folder there")
-        return folder
+    def notes_folder(self) -> str:
+        """Its folder of notes."""
+        return _no_link(join(self.folder, SET_NOTES))
+
+    def note_uri(self, name: str) -> str:
+        """Return the file of the note on a shard."""
+        return join(self.folder, SET_NOTES, f"{name}.json")
 
     @property
     def _plan_uri(self) -> str:
@@ -315,54 +364,7 @@ class TrainingSet:
             jobs.append(job.with_digest())
         return jobs
 
-    def stamps(self) -> dict[str, str]:
-        """Return a stamp of each shard, index and plan that is here, by path; of a set in tars."""
-        found = files_in(self.folder, self.options)
-        return {name: file.stamp for name, file in found.items() if name != CARD and not _is_hidden(name)}
-
-    def as_written(self, stamps: Mapping[str, str]) -> WrittenFiles:
-        """Return these files with their digests: of tars those of what was written, whatever is there now."""
-        tars = {f"{name}.tar": note.get("content") for name, note in self._notes().items()}
-        others = digest_files(
-            self.folder, [join(self.folder, name) for name in stamps if name not in tars], self.options
-        )
-        digests = {**{name: found["digest"] for name, found in others.items() if found}, **tars}
-        return {name: (stamp, digests.get(name)) for name, stamp in stamps.items()}
-
-    def problem(self, digest: str, files: WrittenFiles) -> str:
-        """Return in words what keeps this from being a set that was proven; empty: it is.
-
-        Args:
-            digest: of its plan.
-            files: of `as_written`. What has another stamp now is read, and its digest compared.
-        """
-        if self._digest() != digest:
-            return "its plan is another one"
-        present = self.stamps()
-        changed = [name for name, (stamp, _) in files.items() if present.get(name) != stamp]
-        found = digest_files(self.folder, [join(self.folder, name) for name in changed], self.options)
-        for name in changed:
-            if (found[name] or {}).get("digest") != files[name][1]:
-                return f"{name} is not as it was written"
-        return ""
-
-    def forget_damaged(self) -> None:
-        """Have the next call of `make` write the shards again that are not as they were written.
-
-        Where that cannot be told, or all of them are, it writes all of them.
-        """
-        notes = self._notes()
-        uris = {name: self.uri(name, str(note.get("split"))) for name, note in notes.items()}
-        found = digest_files(self.folder, uris.values(), self.options)
-        damaged = [
-            name
-            for name, digest in zip(notes, found.values(), strict=True)
-            if not digest or digest["digest"] != notes[name].get("content")
-        ]
-        for name in damaged or notes:
-            remove(_note_uri(self.folder, name), self.options)
-
-    def _digest(self) -> str | None:
+    def digest(self) -> str | None:
         """Return the digest of the plan that the folder has; None without one."""
         found = read_bytes(self._plan_uri, self.options)
         if found is None:
@@ -373,7 +375,7 @@ class TrainingSet:
             return ""
 
     def _refuse_other(self, digest: str) -> None:
-        found = self._digest()
+        found = self.digest()
         if found not in (None, digest):
             raise SetExists(f"{self.folder}: has a training set of another plan; --overwrite replaces it")
         if found is None and not exists(join(self.folder, SET_NOTES), self.options) and self._has_data():
@@ -386,12 +388,12 @@ class TrainingSet:
             fs.exists(path) and [name for name in fs.ls(path, detail=False) if not _is_hidden(str(name))]
         )
 
-    def _notes(self) -> dict[str, dict[str, Any]]:
+    def notes(self) -> Notes:
         """Return the notes on shards, by name. Files that no shard of ours can have are none."""
-        folder = self._notes_folder
+        folder = self.notes_folder
         names = list(files_in(folder, self.options, ".json"))
         texts = parallel_map(lambda name: read_bytes(join(folder, name), self.options), names, folder)
-        found: dict[str, dict[str, Any]] = {}
+        found: Notes = {}
         for name, text in zip(names, texts, strict=True):
             note = _read_note(name.removesuffix(".json"), text or b"")
             found |= {} if note is None else {name.removesuffix(".json"): note}
@@ -427,7 +429,7 @@ class TrainingSet:
         sources: Sequence[Source],
         recipe: Recipe,
         digests: Mapping[str, str],
-        notes: Mapping[str, Mapping[str, Any]],
+        notes: Notes,
     ) -> None:
         """Remove shards of earlier plans, and write index files, card and plan.
 
@@ -451,8 +453,8 @@ class TrainingSet:
                 self.options,
             )
         for name in gone:
-            remove(_note_uri(self.folder, name), self.options)
-        found = {name: note["digest"] for name, note in self._notes().items()}
+            remove(self.note_uri(name), self.options)
+        found = {name: note["digest"] for name, note in self.notes().items()}
         if other := [name for name in {**digests, **found} if found.get(name) != digests.get(name)]:
             raise SetExists(
                 f"{self.folder}: another process makes a training set there, too (shard {other[0]}); "
@@ -476,8 +478,11 @@ def _is_hidden(path: str) -> bool:
     return path.rstrip("/").rpartition("/")[2].startswith(".")
 
 
-def _note_uri(folder: str, name: str) -> str:
-    return join(folder, SET_NOTES, f"{name}.json")
+def _no_link(folder: str) -> str:
+    """Return a folder of a set; an error if it is a link, which may lead out of the set."""
+    if not is_remote(folder) and os.path.islink(local_path(folder)):
+        raise SetExists(f"{folder}: is a symbolic link; a training set has a folder there")
+    return folder
 
 
 def _read_note(name: str, text: bytes) -> dict[str, Any] | None:
@@ -498,7 +503,7 @@ def write_shard(job: ShardJob) -> MadeShard:
         ShardError: a source has changed since it was planned.
     """
     with readable_store_errors(), located(job.uri):
-        note = _note_uri(job.folder, job.name)
+        note = TrainingSet(job.folder).note_uri(job.name)
         tar_uri = job.uri if job.kind == _TARS else f"{format_of(job.kind).output(job.uri)}.tar"
         with staged(tar_uri, job.options) as file:
             _copy(job, file.path)
@@ -507,18 +512,28 @@ def write_shard(job: ShardJob) -> MadeShard:
                 raise ShardError(f"{job.uri}: the source {changed[0]} has changed meanwhile; run it again")
             remove(note, job.options)
             nbytes = stats.bytes
-            content = None
             if job.kind == _TARS:
                 with open(file.path, "rb") as tar:
-                    content = digest_of(tar)
+                    content: str | None = digest_of(tar)
                 TarFolder(job.folder, job.options).publish(file.path, idx, stats)
             else:
                 nbytes = _convert(job, file.path)
+                content = content_of(job.kind, job.uri, job.options)
             file.discard()
         size = nbytes if job.kind == _TARS else _size(job)
         about = {"digest": job.digest, "split": job.split, "bytes": nbytes, "size": size, "content": content}
         publish_bytes(note, json.dumps(about).encode(), job.options)
         return MadeShard(job.name, len(job.ids), nbytes)
+
+
+def content_of(kind: str, uri: str, options: StorageOptions | None = None) -> str | None:
+    """Return the xxh3-128 of a shard, or that of the digests of its files; None if it is not there."""
+    output = format_of(kind).output(uri)
+    files = [uri] if output == uri else [join(output, name) for name in files_in(output, options)]
+    found = [each["digest"] for each in digest_files(output, files, options).values() if each]
+    if output != uri:
+        found = [xxhash.xxh3_128_hexdigest(" ".join(sorted(found)).encode())] if found else []
+    return found[0] if found else None
 
 
 def _size(job: ShardJob) -> int | None:

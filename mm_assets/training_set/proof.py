@@ -2,11 +2,13 @@
 
 Canonical readers, which share no code with what copies, read sources and shards. Sums of row digests are
 compared, whatever the order of the samples is. Where the sums differ, the items that differ are named.
+
+What was proven is known by its files afterwards (`as_written`, `problem_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -15,11 +17,15 @@ import pyarrow.compute as pc
 from mm_assets.accounting.canonical import Derived
 from mm_assets.accounting.canonical.derive import CanonicalSource, DigestTally, derive
 from mm_assets.accounting.comparison import Dataset, compare
+from mm_assets.accounting.record import digest_files
+from mm_assets.formats.webdataset.writer import CARD
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import DataError
 from mm_assets.pool.workers import MapsJobs, WorkerFailure
-from mm_assets.storage.files import StorageOptions
-from mm_assets.training_set.build import TrainingSet
+from mm_assets.storage.files import StorageOptions, join, remove
+from mm_assets.storage.stamps import files_in, parallel_map
+from mm_assets.training_set.build import MadeSet, TrainingSet, content_of
+from mm_assets.training_set.plan import Recipe
 from mm_assets.training_set.sources import Source
 
 
@@ -32,12 +38,14 @@ class Proof:
         digest: sum of the digests of their rows.
         left_out: samples that the plan leaves out.
         differences: lines on items that differ; none if the set is proven.
+        stamps: of `stamps_of`, before anything was read.
     """
 
     samples: int
     digest: str
     left_out: int
     differences: tuple[str, ...] = ()
+    stamps: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,23 +75,48 @@ def _derived(rows: _Rows) -> Derived:
     return tally.derived()
 
 
+def make_proven(
+    made: TrainingSet, sources: Sequence[Source], recipe: Recipe, pool: MapsJobs, overwrite: bool = False
+) -> tuple[MadeSet, Proof | None]:
+    """Make a set, read sources and shards, and compare them.
+
+    Shards that were there already, and are not as they were written, are written again.
+
+    Returns:
+        The set, and its proof; None if a shard could not be made.
+
+    Raises:
+        SetExists: as `TrainingSet.make`.
+        DataError: a source or a shard cannot be read.
+    """
+    report = made.make(sources, recipe, pool, overwrite)
+    if report.failures:
+        return report, None
+    try:
+        proof = prove(made, report.plan, sources, pool)
+    except DataError:
+        if not forget_damaged(made):
+            raise
+    else:
+        if not proof.differences:
+            return report, proof
+        kept = [shard.name for shard in report.shards if shard.is_kept]
+        if not forget_damaged(made):  # so a source has changed that does not look so
+            for name in kept:
+                remove(made.note_uri(name), made.options)
+            if not kept:
+                return report, proof
+    again = made.make(sources, recipe, pool, overwrite)
+    return again, None if again.failures else prove(made, again.plan, sources, pool)
+
+
 def prove(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: MapsJobs) -> Proof:
-    """Read sources and shards of a finished set, and compare them. What is damaged is made again next time.
+    """Read sources and shards of a finished set, and compare them.
 
     Raises:
         DataError: one of them cannot be read.
     """
-    try:
-        proof = _compared(made, plan, sources, pool)
-    except DataError:
-        made.forget_damaged()
-        raise
-    if proof.differences:
-        made.forget_damaged()
-    return proof
-
-
-def _compared(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: MapsJobs) -> Proof:
+    stamps = stamps_of(made)  # a file that changes while it is read has another one then
     dropped = plan.filter(pc.is_null(plan.column("shard")))
     files = [
         *_rows_of(sources, dropped, made.options),
@@ -102,7 +135,7 @@ def _compared(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool
         )
         compared = compare(mine, shards, names=("the sources", "the set"))
         lines = tuple(map(str, compared.differences))
-    return Proof(counts[1], digests[1].hexdigest(), len(dropped), lines)
+    return Proof(counts[1], digests[1].hexdigest(), len(dropped), lines, stamps)
 
 
 def _rows_of(sources: Sequence[Source], dropped: pa.Table, options: StorageOptions | None) -> Iterator[_Rows]:
@@ -112,3 +145,57 @@ def _rows_of(sources: Sequence[Source], dropped: pa.Table, options: StorageOptio
             is_here = pc.equal(of_source.column("source_shard"), tar.name)
             ids = of_source.column("sample_id").filter(is_here).combine_chunks()
             yield _Rows("webdataset", tar.uri, options=options, left_out=ids)
+
+
+def stamps_of(made: TrainingSet) -> dict[str, str]:
+    """Return a stamp of each shard, index and plan that is here, by path; of a set in tars."""
+    found = files_in(made.folder, made.options)
+    return {name: file.stamp for name, file in found.items() if name != CARD and not name.startswith(".")}
+
+
+WrittenFiles = Mapping[str, Sequence[str | None]]
+"""By name, the stamp of a file when it was proven, and the digest of what was written."""
+
+
+def as_written(made: TrainingSet, stamps: Mapping[str, str]) -> WrittenFiles:
+    """Return these files with their digests: of tars those of what was written, whatever is there now."""
+    tars = {f"{name}.tar": note.get("content") for name, note in made.notes().items()}
+    others = digest_files(
+        made.folder, [join(made.folder, name) for name in stamps if name not in tars], made.options
+    )
+    digests = {**{name: found["digest"] for name, found in others.items() if found}, **tars}
+    return {name: (stamp, digests.get(name)) for name, stamp in stamps.items()}
+
+
+def problem_of(made: TrainingSet, digest: str, files: WrittenFiles) -> str:
+    """Return in words what keeps a set from being one that was proven; empty: it is.
+
+    Args:
+        digest: of its plan.
+        files: of `as_written`. What has another stamp now is read, and its digest compared.
+    """
+    if made.digest() != digest:
+        return "its plan is another one"
+    present = stamps_of(made)
+    changed = [name for name, (stamp, _) in files.items() if present.get(name) != stamp]
+    found = digest_files(made.folder, [join(made.folder, name) for name in changed], made.options)
+    for name in changed:
+        if (found[name] or {}).get("digest") != files[name][1]:
+            return f"{name} is not as it was written"
+    return ""
+
+
+def forget_damaged(made: TrainingSet) -> list[str]:
+    """Have `make` write the shards again that are not as they were written; return their names."""
+    notes = made.notes()
+    found = parallel_map(
+        lambda name: content_of(made.kind, made.uri(name, notes[name]["split"]), made.options),
+        notes,
+        made.folder,
+    )
+    damaged = [
+        name for name, digest in zip(notes, found, strict=True) if digest != notes[name].get("content")
+    ]
+    for name in damaged:
+        remove(made.note_uri(name), made.options)
+    return damaged

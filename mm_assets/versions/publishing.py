@@ -43,6 +43,7 @@ from mm_assets.storage.small_files import seal, unseal
 from mm_assets.storage.stamps import mark_of
 from mm_assets.storage.stores import without_secrets
 from mm_assets.training_set.build import TrainingSet
+from mm_assets.training_set.proof import problem_of
 from mm_assets.versions.targets import (
     BLOCK,
     BY_FOLDER,
@@ -218,7 +219,7 @@ class Publication:
             made = TrainingSet(join(self._root, TRAINING_FOLDER))
             try:
                 note = unseal(data or b"")
-                problem = made.problem(note["plan_digest"], note["files"])
+                problem = problem_of(made, note["plan_digest"], note["files"])
             except (ValueError, LookupError):
                 problem = "not proven"
             if problem:

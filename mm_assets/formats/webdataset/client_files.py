@@ -181,13 +181,16 @@ def union_pairs(stats: Iterable[TarPartitionStats]) -> list[str]:
     return [f"{position}.{ext}" for position, ext in sorted(pairs)]
 
 
-def wids_index(name: str, stats: Iterable[TarPartitionStats]) -> str:
-    """Return the ``index.json`` of wids: every tar with its count, relative to the index."""
+def wids_index(stats: Iterable[TarPartitionStats]) -> str:
+    """Return the ``index.json`` of wids: every tar with its count, relative to the index.
+
+    Its name is that of the format: the index is the same in any folder.
+    """
     shards = [
         f'  {{\n   "url": {json.dumps(p.file)},\n   "nsamples": {p.samples},\n   "filesize": {p.bytes}\n  }}'
         for p in _in_order(stats)
     ]
-    head = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name}
+    head = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "webdataset"}
     return _with_lines(head, "shardlist", "[", shards, "]")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import posixpath
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -188,7 +187,7 @@ class TarFolder(FolderFiles):
             if not stats and self._read(_INDEX) is None:
                 return []
             files = {
-                _INDEX: wids_index(self._name(), stats),
+                _INDEX: wids_index(stats),
                 _INFO: energon_info(stats),
                 _SPLIT: energon_split(stats),
                 _DATASET: energon_dataset(),
@@ -231,7 +230,7 @@ class TarFolder(FolderFiles):
         fewer = [replace(p, samples=min(p.samples, most.get(p.file, p.samples))) for p in listed]
         kept = [p for p in fewer if p.samples]
         if kept != listed:
-            self._write(_INDEX, wids_index(self._name(), kept))
+            self._write(_INDEX, wids_index(kept))
             # The split before the counts: every tar in the split needs a count.
             self._write(_SPLIT, energon_split(kept))
             self._write(_INFO, energon_info(kept))
@@ -339,11 +338,6 @@ class TarFolder(FolderFiles):
         self._write(f"{_STATS_FOLDER}/{file}{_STATS}", stats.to_json())
         self._remove(f"{_STATS_FOLDER}/{file}{_PENDING}")
         return [stats]
-
-    def _name(self) -> str:
-        return (
-            posixpath.basename(self.folder if self._is_remote else os.path.abspath(self._root)) or "dataset"
-        )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -93,11 +93,11 @@ def staged_pair(tmp_path: Path) -> tuple[Staged, Staged]:
     return one, two
 
 
-def published(root: str, name: str, parts: list[Staged]) -> dict[str, bytes]:
+def published(parts: list[Staged]) -> dict[str, bytes]:
     stats = [part.stats for part in parts]
     texts = {
         "README.md": readme(stats),
-        "index.json": wids_index(name, stats),
+        "index.json": wids_index(stats),
         ".nv-meta/.info.json": energon_info(stats),
         ".nv-meta/split.yaml": energon_split(stats),
         ".nv-meta/dataset.yaml": energon_dataset(),
@@ -121,7 +121,7 @@ def test_a_folder_holds_what_follows_from_its_tars(root: str, tmp_path: Path) ->
         ".nv-meta/dataset.yaml",
         "README.md",
     ]
-    assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
+    assert contents(root, hidden=True) == published([one, two])
     assert TarFolder(root).stats() == [one.stats, two.stats]
     assert TarFolder(root).finish() == []
 
@@ -160,11 +160,11 @@ def test_finish_with_an_index_opens_what_is_new(
     opened.clear()
     assert folder.finish() == []
     assert opened == []
-    assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
+    assert contents(root, hidden=True) == published([one, two])
     overwrite(root, "a.tar.idx", b"no index")
     assert folder.finish() == []
     assert opened[:2] == [".mm_assets/a.tar.json", "a.tar.idx"]
-    assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
+    assert contents(root, hidden=True) == published([one, two])
 
 
 def test_an_index_that_does_not_fit_is_no_obstacle(
@@ -268,7 +268,7 @@ def test_a_partition_is_replaced_and_the_card_narrows_only_at_finish(root: str, 
     assert {"0.jpg", "2.webp", "5.gif"} < set(features(card))
     assert [s["nsamples"] for s in json.loads(between["index.json"])["shardlist"]] == [3, 2]
     folder.finish()
-    assert contents(root, hidden=True) == published(root, "webdataset", [new, two])
+    assert contents(root, hidden=True) == published([new, two])
     assert "0.jpg" not in features(contents(root)["README.md"].decode())
 
 
@@ -284,10 +284,10 @@ def test_a_partition_without_samples_goes(root: str, tmp_path: Path) -> None:
     assert [s["url"] for s in json.loads(left["index.json"])["shardlist"]] == ["b.tar"]
     assert "a.tar" not in left[".nv-meta/split.yaml"].decode() + left[".nv-meta/.info.json"].decode()
     folder.finish()
-    assert contents(root, hidden=True) == published(root, "webdataset", [two])
+    assert contents(root, hidden=True) == published([two])
     folder.publish(tmp_path / "x", b"", TarPartitionStats("b.tar", 0, 0))
     folder.finish()
-    assert contents(root, hidden=True) == published(root, "webdataset", [])
+    assert contents(root, hidden=True) == published([])
 
 
 def test_nothing_published_writes_nothing(root: str, tmp_path: Path) -> None:
@@ -371,14 +371,14 @@ def test_a_crash_while_replacing_leaves_old_or_new(
     assert [part.stats.file for part in here] == ["a.tar", "b.tar"]
     TarFolder(root).finish()
     after = contents(root, hidden=True)
-    wanted = published(root, "webdataset", here)
+    wanted = published(here)
     assert {n: d for n, d in after.items() if n != "README.md"} == {
         n: d for n, d in wanted.items() if n != "README.md"
     }
     assert features(after["README.md"].decode()) == features(wanted["README.md"].decode())
     new.publish(TarFolder(root))
     TarFolder(root).finish()
-    assert contents(root, hidden=True) == published(root, "webdataset", [new, two])
+    assert contents(root, hidden=True) == published([new, two])
 
 
 @pytest.mark.parametrize("step", range(9))
@@ -398,7 +398,7 @@ def test_a_crash_while_removing_leaves_old_or_none(
             pass
     here = check_clients(root, {"a.tar": [one], "b.tar": [two]})
     TarFolder(root).finish()
-    assert contents(root, hidden=True) == published(root, "webdataset", here)
+    assert contents(root, hidden=True) == published(here)
 
 
 @pytest.mark.parametrize("step", range(8))
@@ -416,7 +416,7 @@ def test_a_crash_of_the_first_publish_leaves_nothing_or_all(
     here = check_clients(root, {"a.tar": [one]})
     TarFolder(root).finish()
     if here:
-        assert contents(root, hidden=True) == published(root, "webdataset", [one])
+        assert contents(root, hidden=True) == published([one])
     else:
         assert set(contents(root, hidden=True)) <= {"README.md"}
 
