@@ -73,8 +73,11 @@ from mm_assets.graph.instance_queries import (
 )
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards
+from mm_assets.graph.training_set import training_recipe
 from mm_assets.model.errors import counted
+from mm_assets.settings import Settings
 from mm_assets.storage.errors import error_line, readable_store_errors
+from mm_assets.training_set.proof import training_state
 from mm_assets.view.overview import (
     AssetStatus,
     LastProof,
@@ -428,6 +431,7 @@ class StatusFinder:
             quarantine=_quarantined((proofs or {}).get(CURATED.asset)),
             oldest_failure=self._oldest_failure(),
             last_proof=self._last_proof(),
+            training_set=self._training_set(),
             warnings=tuple(self._warnings),
         )
 
@@ -440,6 +444,15 @@ class StatusFinder:
         except (OSError, ValueError) as error:
             self._warnings.append(f"{error_line(error)}; what is proven, and in quarantine, is not known")
             return None
+
+    def _training_set(self) -> str:
+        """Return `training_state`, by the settings."""
+        try:
+            with readable_store_errors():
+                return training_state(self._root, training_recipe(Settings.load(), self._root).recipe())
+        except (OSError, ValueError) as error:
+            self._warnings.append(f"{error_line(error)}; the training set cannot be looked at")
+            return "not known"
 
     def _counts(self, asset: dg.AssetKey, proofs: Mapping[str, Mapping[str, Any]] | None) -> AssetStatus:
         kinds = Counter(why.kind for why in self._found.by_asset[asset].values())

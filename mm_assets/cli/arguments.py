@@ -323,6 +323,11 @@ def layout_of(
     return {name: layout[name] for name in format_of(kind).raw_options}
 
 
+def layout_flags(options: argparse.Namespace) -> list[str]:
+    """Return the names of the settings whose flags are given, of `add_layout_flags`."""
+    return [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]
+
+
 def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: str) -> None:
     """Refuse flags that do not apply to the data of this format at ``source``.
 
@@ -331,7 +336,7 @@ def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: st
     """
     from mm_assets.accounting.formats import accounted_format
 
-    given = [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]
+    given = layout_flags(options)
     if not given:
         return
     if not format_of(kind).raw_options:

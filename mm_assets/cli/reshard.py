@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mm_assets.cli.arguments import (
     add_layout_flags,
     add_policy_flag,
+    flag,
+    layout_flags,
     location,
     names,
     number_of,
@@ -101,7 +103,7 @@ def run_reshard(options: argparse.Namespace) -> int:
     from mm_assets.storage.temporary import TemporaryFolder
     from mm_assets.training_set.build import TrainingSet
     from mm_assets.training_set.proof import make_proven
-    from mm_assets.training_set.sources import short_names
+    from mm_assets.training_set.sources import refuse_shared_files, short_names
 
     started = time.monotonic()
     places = [location_of(place) for place in options.sources]
@@ -118,6 +120,8 @@ def run_reshard(options: argparse.Namespace) -> int:
                 for number, (place, name) in enumerate(zip(places, known, strict=True))
             ]
             sources = [source for source, _ in found]
+            files = {place: [tar.place for tar in of.tars] for place, of in zip(places, sources, strict=True)}
+            refuse_shared_files(files)
             lost = [
                 f"{place}: {line}" for place, (_, lines) in zip(places, found, strict=True) for line in lines
             ]
@@ -166,7 +170,7 @@ def _recipe(options: argparse.Namespace, names_of: Mapping[str, str]) -> Recipe:
 def _weights(given: Sequence[str], names_of: Mapping[str, str]) -> dict[str, float]:
     """Return the weights by the names of sources, which users may give as they gave the sources, too."""
     found: dict[str, float] = {}
-    for text in given:
+    for text in _with_commas(given):
         name, _, number = text.rpartition("=")
         try:
             weight = float(number)
@@ -175,6 +179,14 @@ def _weights(given: Sequence[str], names_of: Mapping[str, str]) -> dict[str, flo
         if not name or not 0 <= weight < float("inf"):
             raise ValueError(f"--weights {text!r}: write it as SRC=NUMBER, such as books=2")
         found[names_of.get(name, name)] = weight
+    return found
+
+
+def _with_commas(given: Sequence[str]) -> list[str]:
+    """Return the weights, of which a brace list as the name has commas, too."""
+    found: list[str] = []
+    for text in given:
+        found = [*found[:-1], f"{found[-1]},{text}"] if found and "=" not in found[-1] else [*found, text]
     return found
 
 
@@ -209,16 +221,28 @@ def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> 
         if kind == "webdataset" and (found := our_tars(place, name)) is not None:
             return found, []
         arguments = {**arguments_of(kind, [place]), "materialize": True, **reading_of(options, kind, place)}
-        report = Dataset(reader_for(kind, place, **arguments)).write(
-            folder, "webdataset", workers=options.workers, on_materialize_error=options.on_materialize_error
-        )
+        try:
+            report = Dataset(reader_for(kind, place, **arguments)).write(
+                folder,
+                "webdataset",
+                workers=options.workers,
+                on_materialize_error=options.on_materialize_error,
+            )
+        except ValueError as error:
+            if len(options.sources) == 1 or not (given := layout_flags(options)):
+                raise
+            raise ValueError(
+                f"{place}: {error}; {flag(given[0])} is for all sources: convert one with other fields first"
+            ) from error
         digests = {part.uri: part.digest for part in report.partitions}
+        made_of = {part.uri: part.source_files for part in report.partitions}
         made = our_tars(folder, name)
     if made is None:
         raise ValueError(f"{place}: no samples")
     # Their times differ each time, their content does not.
     made = replace(
-        made, tars=tuple(replace(tar, stamp=digests[tar.uri], is_temporary=True) for tar in made.tars)
+        made,
+        tars=tuple(replace(tar, stamp=digests[tar.uri], made_of=made_of[tar.uri][0]) for tar in made.tars),
     )
     return made, lost_lines(report)
 

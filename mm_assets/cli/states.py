@@ -22,7 +22,7 @@ from typing import Any
 from mm_assets.cli import arguments
 from mm_assets.cli.arguments import absolute_root, add_storage_flag, location, storage_root
 from mm_assets.formats.names import TITLES
-from mm_assets.model.errors import counted
+from mm_assets.model.errors import counted, warning_line, write_line
 from mm_assets.settings import Settings
 from mm_assets.terminal import ProgressLine, printable
 
@@ -169,6 +169,8 @@ def run_publish(options: argparse.Namespace) -> int:
             )
     finally:
         progress.end()
+    for line in done.warnings:
+        write_line(warning_line(line))
     for path in done.removed:
         print(f"removed {printable(path)}")
     print(

@@ -64,6 +64,7 @@ def partition_filename(partition: str) -> str:
 
 PLAN_FILE = "plan.parquet"  # of a training set: which samples are where; no data itself
 SET_NOTES = ".training"  # the folder beside it
+SET_NEXT = f"{SET_NOTES}/next"  # what waits there until it replaces the set
 SPLIT_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)  # as Hugging Face datasets names them
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 PACKED_TAR_SUFFIXES = (  # compressions that are not supported

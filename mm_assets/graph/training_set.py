@@ -22,7 +22,7 @@ from mm_assets.storage.small_files import seal
 from mm_assets.training_set.build import MadeSet, TrainingSet
 from mm_assets.training_set.plan import Recipe, totals
 from mm_assets.training_set.proof import Proof, as_written, make_proven
-from mm_assets.training_set.sources import Fields, our_tars
+from mm_assets.training_set.sources import Fields, our_tars, version_of
 
 UNION = "union"
 RESHARD = "reshard"  # its job, which cannot have the name of the asset
@@ -88,7 +88,9 @@ def training_set(training: TrainingRecipe, workers: Workers) -> dg.MaterializeRe
     if proof.differences:  # without its note nobody takes it for proven
         remove(join(training.root, TRAINING_NOTE))
     else:
-        note = {**told, "files": as_written(made, proof.stamps)}
+        made_of = version_of({tar.name: tar.stamp for tar in source.tars})
+        asked = {"made_of": made_of, "recipe": training.recipe().to_json()}
+        note = {**told, **asked, "files": as_written(made, proof.stamps)}
         publish_bytes(join(training.root, TRAINING_NOTE), seal(note, indent=1))
     plain = {name: {"json": value} if isinstance(value, list) else value for name, value in told.items()}
     differences = {"differences": {"json": list(proof.differences)}, "digest": proof.digest}

@@ -7,6 +7,7 @@ consequences of it.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -399,7 +400,7 @@ class RunSummary:
             figures[-1] += f", and {counted(failed_steps, 'step')} as a whole (see above)"
         if self._of or not self._failed:  # else there is nothing of which anything could be lost
             others = " of the others" if self._failed else ""
-            figures.append(f"members and items lost{others}: {_share_text(self.loss_share)}")
+            figures.append(f"members and items lost{others}: {_share_text(self.loss_share, self._of)}")
         # Checks of an unchanged shard are those of the run that made it.
         is_partial = any(line.unchanged for line in self._lines.values())
         skipped = " (unchanged shards were not checked again)" if is_partial else ""
@@ -467,7 +468,8 @@ def _loss(share: float, values: Mapping[str, Any]) -> str:
             first = [str(name) for name in found["first"][:_NAMED]]
             more = " …" if found["count"] > len(first) else ""
             kinds.append(f"{counted(found['count'], what)} ({', '.join(first)}{more})")
-    return f"lost {share:.1%} of its members and items" + (f": {'; '.join(kinds)}" if kinds else "")
+    lost = f"{share:.1%}" if share >= _SMALL else _share_text(share, float(str(values[LOSS_SHARE_OF])))
+    return f"lost {lost} of its members and items" + (f": {'; '.join(kinds)}" if kinds else "")
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -488,10 +490,13 @@ def _total(values: dict[str, Any], name: str) -> int:
     return sum((values.get(name) or {}).values())
 
 
-def _share_text(share: float) -> str:
-    """Return a share in percent: 0% is none at all."""
-    if 0 < share < 0.001:
-        return "less than 0.1%"
+_SMALL = 0.001  # share that is told as a number, too
+
+
+def _share_text(share: float, of: float) -> str:
+    """Return a share of so many in percent: 0% is none at all. A damaged stretch counts by its bytes."""
+    if 0 < share < _SMALL:
+        return f"{100 * share:.1g}%, {math.ceil(share * of - 1e-6):,} of {of:,.0f}"
     return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"
 
 

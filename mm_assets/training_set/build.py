@@ -30,7 +30,7 @@ import xxhash
 
 from mm_assets.accounting.record import digest_files
 from mm_assets.formats.arrow_cache.files import digest_of
-from mm_assets.formats.names import PLAN_FILE, SET_NOTES, format_of, sample_key
+from mm_assets.formats.names import PLAN_FILE, SET_NEXT, SET_NOTES, format_of, sample_key
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES, Conversion, reader_for, writer_for
 from mm_assets.formats.tar import END_BLOCKS, TarDamage
@@ -67,7 +67,6 @@ from mm_assets.training_set.sources import Range, Scan, Source, SourceTar, chang
 
 _TARS = "webdataset"
 _REVISION = "1"  # of the bytes that are made by a plan
-_NEXT = "next"  # folder beside the notes
 _RECIPE, _DIGEST = b"mm_assets:recipe", b"mm_assets:plan"
 _NAME_BYTES = 100  # of a tar header
 
@@ -188,7 +187,7 @@ class TrainingSet:
         jobs = [Scan(tar, recipe.fields, self.options) for source in sources for tar in source.tars]
         for job, found in pool.map(scan_tar, jobs):
             if isinstance(found, WorkerFailure):
-                raise DataError(found.at(job.tar.uri))
+                raise DataError(found.at(job.place))
             scanned[job.tar.uri] = found
         plan = make_plan(sources, scanned, recipe, self._file_of)
         if self.kind != _TARS:  # samples have no byte ranges in other formats
@@ -293,7 +292,7 @@ class TrainingSet:
     @property
     def _next(self) -> TrainingSet:
         """The shards that wait until they replace some of a complete set; they are on its disk."""
-        return TrainingSet(_no_link(join(self.notes_folder, _NEXT)), self.kind)
+        return TrainingSet(_no_link(join(self.folder, SET_NEXT)), self.kind)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -384,9 +383,8 @@ class TrainingSet:
     def _has_data(self) -> bool:
         fs, path = filesystem(self.folder, self.options)
         fs.invalidate_cache()
-        return bool(
-            fs.exists(path) and [name for name in fs.ls(path, detail=False) if not _is_hidden(str(name))]
-        )
+        found = fs.ls(path, detail=False) if fs.exists(path) else []
+        return any(not str(name).rstrip("/").rpartition("/")[2].startswith(".") for name in found)
 
     def notes(self) -> Notes:
         """Return the notes on shards, by name. Files that no shard of ours can have are none."""
@@ -472,10 +470,6 @@ def _digest_of(plan: pa.Table, kind: str, recipe: Recipe) -> str:
         for value in in_slices(column):
             digest.update(f"{value!r}\0".encode())
     return digest.hexdigest()
-
-
-def _is_hidden(path: str) -> bool:
-    return path.rstrip("/").rpartition("/")[2].startswith(".")
 
 
 def _no_link(folder: str) -> str:
@@ -586,7 +580,7 @@ def _copy(job: ShardJob, path: str) -> None:
             rows = np.flatnonzero(job.of_tar == number)
             rows = rows[np.argsort(job.starts[rows], kind="stable")]
             ranges = list(_joined(job.starts[rows].tolist(), job.sizes[rows].tolist(), starts[rows].tolist()))
-            with located(tar.uri):
+            with located(tar.place):
                 copy_ranges(tar.uri, target, ranges, job.options)
     finally:
         os.close(target)

@@ -27,7 +27,7 @@ import xxhash
 from mm_assets.formats.names import PLAN_FILE, SPLIT_NAME, format_of
 from mm_assets.formats.tar import END_BLOCKS
 from mm_assets.formats.webdataset.client_files import SetNotes, split_paths
-from mm_assets.model.errors import DUPLICATE_ID, DataError, nearest
+from mm_assets.model.errors import DUPLICATE_ID, DataError, counted, nearest
 from mm_assets.training_set.sources import Fields, Source
 
 PLAN_SCHEMA = pa.schema(
@@ -74,7 +74,7 @@ class Recipe:
         fields: values of samples that count.
 
     Raises:
-        ValueError: a split has no name of one.
+        ValueError: a split has no name of one, or there are fewer shards than splits.
     """
 
     splits: Mapping[str, float] = field(default_factory=lambda: {"train": 1.0})
@@ -87,6 +87,11 @@ class Recipe:
     def __post_init__(self) -> None:
         if wrong := [name for name in self.splits if not SPLIT_NAME.fullmatch(name)]:
             raise ValueError(f"splits have names such as train, not {wrong[0]!r:.100}")
+        if self.shards is not None and self.shards < len(self.splits):
+            raise ValueError(
+                f"{counted(self.shards, 'shard')} for {len(self.splits)} splits ({', '.join(self.splits)}): "
+                "each split has a shard of its own, or more"
+            )
 
     def to_json(self) -> str:
         """Return it as text, for the metadata of a plan."""
@@ -130,7 +135,7 @@ def make_plan(
     of_tar = np.repeat(np.arange(len(tars)), counts)
     of_source = np.array([names.index(tar.source) for tar in tars], np.int64)[of_tar]
     ids = samples.column("sample_id")
-    _refuse_duplicates(ids, [tar.uri for tar in tars], of_tar)
+    _refuse_duplicates(ids, [tar.place for tar in tars], of_tar)
     splits = list(recipe.splits)
     order = _order(ids, recipe.seed)
     split = _splits(samples, recipe)
@@ -164,13 +169,13 @@ def make_plan(
     return pa.table([columns[name] for name in PLAN_SCHEMA.names], PLAN_SCHEMA)
 
 
-def _refuse_duplicates(ids: pa.ChunkedArray, uris: Sequence[str], of_tar: Ints) -> None:
+def _refuse_duplicates(ids: pa.ChunkedArray, tars: Sequence[str], of_tar: Ints) -> None:
     if pc.count_distinct(ids).as_py() == len(ids):
         return
     counts = pc.value_counts(ids)
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     rows = pc.indices_nonzero(pc.equal(ids, repeated[0])).to_pylist()
-    places = " and ".join(dict.fromkeys(uris[of_tar[row]] for row in rows))
+    places = " and ".join(dict.fromkeys(tars[of_tar[row]] for row in rows))
     more = f" (and {len(repeated) - 1} more ids)" if len(repeated) > 1 else ""
     raise DataError(
         f"{places}: {DUPLICATE_ID}: sample id {repeated[0].as_py()!r:.200} occurs {len(rows)} times{more}; "
@@ -275,8 +280,8 @@ def _shard_counts(split: Ints, repeats: Ints, nbytes: Ints, recipe: Recipe) -> l
         wanted = np.ceil(totals / max(recipe.shard_bytes - END_BLOCKS, 1)).astype(np.int64)
     else:
         wanted = np.maximum(_largest_remainder(totals / max(totals.sum(), 1) * recipe.shards), samples > 0)
-        surplus = int(wanted.sum()) - recipe.shards  # of splits that would have got none
-        wanted[np.argmax(wanted)] -= max(surplus, 0)
+        for _ in range(int(wanted.sum()) - recipe.shards):  # for splits that would have got none
+            wanted[np.argmax(wanted)] -= 1
     return np.minimum(np.maximum(wanted, 1), samples).tolist()
 
 

@@ -17,16 +17,17 @@ import pyarrow.compute as pc
 from mm_assets.accounting.canonical import Derived
 from mm_assets.accounting.canonical.derive import CanonicalSource, DigestTally, derive
 from mm_assets.accounting.comparison import Dataset, compare
-from mm_assets.accounting.record import digest_files
+from mm_assets.accounting.record import TARS, TRAINING_FOLDER, TRAINING_NOTE, digest_files
 from mm_assets.formats.webdataset.writer import CARD
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import DataError
 from mm_assets.pool.workers import MapsJobs, WorkerFailure
-from mm_assets.storage.files import StorageOptions, join, remove
+from mm_assets.storage.files import StorageOptions, join, read_bytes, remove
+from mm_assets.storage.small_files import unseal
 from mm_assets.storage.stamps import files_in, parallel_map
 from mm_assets.training_set.build import MadeSet, TrainingSet, content_of
 from mm_assets.training_set.plan import Recipe
-from mm_assets.training_set.sources import Source
+from mm_assets.training_set.sources import Source, present_version
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class _Rows(CanonicalSource):
 
     left_out: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
     is_shard: bool = False
+    place: str = ""  # what warnings and errors are about
 
-    @property
-    def place(self) -> str:
-        """What warnings are about."""
-        return str(self.uri)
+    def states_types(self) -> bool:
+        """Return whether columns have the types of their samples; else those of all in the shard."""
+        return not self.is_shard or self.kind == "webdataset"
 
     def tables(self) -> Iterator[pa.Table]:
         for table in super().tables():
@@ -120,7 +121,7 @@ def prove(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: Ma
     dropped = plan.filter(pc.is_null(plan.column("shard")))
     files = [
         *_rows_of(sources, dropped, made.options),
-        *(_Rows(made.kind, uri, options=made.options, is_shard=True) for uri in made.uris(plan)),
+        *(_Rows(made.kind, uri, options=made.options, is_shard=True, place=uri) for uri in made.uris(plan)),
     ]
     counts, digests = [0, 0], [ContentDigest(), ContentDigest()]  # of sources, of shards
     for rows, found in pool.map(_derived, files):
@@ -144,7 +145,7 @@ def _rows_of(sources: Sequence[Source], dropped: pa.Table, options: StorageOptio
         for tar in source.tars:
             is_here = pc.equal(of_source.column("source_shard"), tar.name)
             ids = of_source.column("sample_id").filter(is_here).combine_chunks()
-            yield _Rows("webdataset", tar.uri, options=options, left_out=ids)
+            yield _Rows("webdataset", tar.uri, options=options, left_out=ids, place=tar.place)
 
 
 def stamps_of(made: TrainingSet) -> dict[str, str]:
@@ -183,6 +184,26 @@ def problem_of(made: TrainingSet, digest: str, files: WrittenFiles) -> str:
         if (found[name] or {}).get("digest") != files[name][1]:
             return f"{name} is not as it was written"
     return ""
+
+
+def training_state(root: str, recipe: Recipe | None = None) -> str:
+    """Return what the training set of a storage root is: ``none``, ``current``, or ``stale`` and why.
+
+    Args:
+        root: storage root.
+        recipe: what it is to be; None: only its tars count.
+    """
+    try:
+        note = unseal(read_bytes(join(root, TRAINING_NOTE)) or b"")
+    except ValueError:
+        return "none"
+    if TrainingSet(join(root, TRAINING_FOLDER)).digest() != note.get("plan_digest"):
+        return "none: it is not complete"
+    if note.get("made_of") != present_version(join(root, TARS.folder)):
+        return "stale: its tars are others now"
+    if recipe is not None and note.get("recipe") != recipe.to_json():
+        return "stale: its settings are others now"
+    return "current"
 
 
 def forget_damaged(made: TrainingSet) -> list[str]:

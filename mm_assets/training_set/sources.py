@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import xxhash
 
 from mm_assets.formats.names import TAR_SUFFIXES, sample_key
 from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
@@ -52,7 +53,7 @@ class SourceTar:
         name: its path below the source; the plan names it so.
         stamp: changes whenever its content does.
         stats: what its folder knows of it.
-        is_temporary: it was made of other data for one run, so that nobody else writes it.
+        made_of: the file of the user of which it was made for one run, so that nobody else writes it.
     """
 
     source: str
@@ -60,7 +61,12 @@ class SourceTar:
     name: str
     stamp: str
     stats: TarPartitionStats
-    is_temporary: bool = False
+    made_of: str = ""
+
+    @property
+    def place(self) -> str:
+        """What its users know it by."""
+        return self.made_of or self.uri
 
 
 @dataclass(frozen=True)
@@ -118,9 +124,14 @@ def short_names(locations: Sequence[str]) -> list[str]:
     Raises:
         ValueError: two locations are the same.
     """
-    parts = [re.sub(r"[*?\[{].*", "", place).rstrip("/").split("/") for place in locations]
-    if len({tuple(each) for each in parts}) < len(parts):
-        raise ValueError(f"a source is named twice: {', '.join(locations)}")
+    if len(set(locations)) < len(locations):
+        twice = next(place for place in locations if locations.count(place) > 1)
+        raise ValueError(f"a source is named twice: {twice}")
+    folders = [re.sub(r"[*?\[{].*", "", place).rstrip("/") for place in locations]
+    parts = [
+        (folder if folders.count(folder) == 1 else place.rstrip("/")).split("/")
+        for place, folder in zip(locations, folders, strict=True)
+    ]
     whole: list[str] = []
     for length in range(1, max(map(len, parts)) + 1):
         whole = ["/".join(each[-length:]) for each in parts]
@@ -128,6 +139,20 @@ def short_names(locations: Sequence[str]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return whole  # such as x and x.tar of one folder
+
+
+def refuse_shared_files(files: Mapping[str, Sequence[str]]) -> None:
+    """Raise an error if two sources have a file in common.
+
+    Args:
+        files: paths or URLs of the files of each source, by its location.
+    """
+    owners: dict[str, str] = {}
+    for location, found in files.items():
+        for file in found:
+            real = file if is_remote(file) else os.path.realpath(local_path(file))
+            if (owner := owners.setdefault(real, location)) != location:
+                raise ValueError(f"{file}: named twice, by {owner} and by {location}")
 
 
 def our_tars(location: str, name: str, options: StorageOptions | None = None) -> Source | None:
@@ -160,9 +185,24 @@ def _stamps(files: Sequence[str], options: StorageOptions | None) -> dict[str, s
     return {file: local_stamp(file) for file in files}
 
 
+def version_of(tars: Mapping[str, str]) -> str:
+    """Return a digest of tars, given with their stamps by their names."""
+    return xxhash.xxh3_128_hexdigest("\n".join(f"{name} {tars[name]}" for name in sorted(tars)).encode())
+
+
+def present_version(folder: str, options: StorageOptions | None = None) -> str:
+    """Return `version_of` the tars that are in a folder or below a URL now."""
+    try:
+        files = expand_paths(folder, TAR_SUFFIXES, options)
+    except FileNotFoundError:
+        return version_of({})
+    root = common_root(files)
+    return version_of({ref_path(file, root): stamp for file, stamp in _stamps(files, options).items()})
+
+
 def changed_tars(tars: Sequence[SourceTar], options: StorageOptions | None = None) -> list[str]:
     """Return the tars that are no longer as their stamps say."""
-    known = {tar.uri: tar.stamp for tar in tars if not tar.is_temporary}
+    known = {tar.uri: tar.stamp for tar in tars if not tar.made_of}
     remote = [uri for uri in known if is_remote(uri)]
     for folder in {posixpath.dirname(uri) for uri in remote}:
         filesystem(folder, options)[0].invalidate_cache()
@@ -200,7 +240,7 @@ class Scan:
     @property
     def place(self) -> str:
         """What its warnings are about."""
-        return self.tar.uri
+        return self.tar.place
 
 
 def scan_tar(job: Scan) -> pa.Table:
@@ -210,8 +250,8 @@ def scan_tar(job: Scan) -> pa.Table:
         ShardError: the tar is not as its folder knows it, or a value of a sample does not fit.
     """
     tar = job.tar
-    with open_tar(tar.uri, tar.uri, job.options) as descriptor:
-        index = scan(descriptor, tar.uri)
+    with open_tar(tar.uri, tar.place, job.options) as descriptor:
+        index = scan(descriptor, tar.place)
         groups = [
             list(found) for _, found in groupby(index.members, lambda member: member.name.partition(".")[0])
         ]
@@ -219,7 +259,7 @@ def scan_tar(job: Scan) -> pa.Table:
         idx = tar_idx([*starts, index.end])
         if not tar.stats.fits(os.fstat(descriptor).st_size, idx):
             raise ShardError(
-                f"{tar.uri}: not the tar that its statistics in .mm_assets are about; write it again"
+                f"{tar.place}: not the tar that its statistics in .mm_assets are about; write it again"
             )
         values = _Values(job, descriptor)
         columns: dict[str, list[Any]] = {name: [] for name in SCANNED.names}
@@ -236,7 +276,7 @@ class _Values:
     def __init__(self, job: Scan, descriptor: int) -> None:
         self._descriptor = descriptor
         self._fields = job.fields
-        self._uri = job.tar.uri
+        self._uri = job.tar.place
         stored = [name for name in job.fields.columns if name not in job.tar.stats.columns]
         self._is_json_read = len(stored) < len(job.fields.columns)
         self._scores = _scores(job, stored) if stored else {}
@@ -299,9 +339,9 @@ def _scores(job: Scan, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
         table = read_small_table(uri, ["sample_id", *columns], job.options)
     except (FileNotFoundError, UnreadableFile, LookupError, ValueError) as error:
         known = ", ".join(job.tar.stats.columns) or "none"
+        scores = "" if job.tar.made_of else f", and no score in {uri}"
         raise DataError(
-            f"{job.tar.uri}: {columns[0]} is no column of its samples' metadata ({known}), "
-            f"and no score in {uri}"
+            f"{job.tar.place}: {columns[0]} is no column of its samples' metadata ({known}){scores}"
         ) from error
     return {row["sample_id"]: {name: row[name] for name in columns} for row in table.to_pylist()}
 

@@ -43,7 +43,7 @@ from mm_assets.storage.small_files import seal, unseal
 from mm_assets.storage.stamps import mark_of
 from mm_assets.storage.stores import without_secrets
 from mm_assets.training_set.build import TrainingSet
-from mm_assets.training_set.proof import problem_of
+from mm_assets.training_set.proof import problem_of, training_state
 from mm_assets.versions.targets import (
     BLOCK,
     BY_FOLDER,
@@ -133,6 +133,7 @@ class Published:
         files: all that are there now; ``copied`` of them were not before.
         removed: paths that are not there any more.
         read_back: files that were read to be compared, as the target told no digest.
+        warnings: lines on what was published though it is not new.
     """
 
     files: int
@@ -140,6 +141,7 @@ class Published:
     copied: int
     removed: Sequence[str]
     read_back: int
+    warnings: Sequence[str] = ()
 
 
 Cards = Callable[[Sequence[str]], Mapping[str, bytes]]
@@ -211,7 +213,11 @@ class Publication:
         read_back = self._prove(files)
         self._record.state, self._record.proven_at = "proven", _now()
         self._record.write(self._root)
-        return Published(len(files), sum(file.size for file in files), copied, surplus, read_back)
+        state = training_state(self._root) if TRAINING_FOLDER in self._folders else ""
+        advice = f"{TRAINING_FOLDER}: {state}; mm-assets run --assets {TRAINING} makes it of those"
+        warnings = [advice] if state.startswith("stale") else []
+        nbytes = sum(file.size for file in files)
+        return Published(len(files), nbytes, copied, surplus, read_back, warnings)
 
     def _refuse_unproven(self) -> None:
         if TRAINING_FOLDER in self._folders:

@@ -520,6 +520,7 @@ class Status:
         raw_shards: those that there are.
         gone: shards with a partition whose raw shard is not there any more.
         assets: in the order of the graph.
+        training_set: whether it is ``current``.
         warnings: lines on what could not be looked at.
     """
 
@@ -529,6 +530,7 @@ class Status:
     quarantine: Quarantined | None
     oldest_failure: OldestFailure | None
     last_proof: LastProof | None
+    training_set: str = "none"
     warnings: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -562,6 +564,7 @@ class Status:
             else f"{short_time(proof.at)} by {proof.by} (run {proof.run[:8]}): "
             f"{counted(proof.shards, 'shard')} in {counted(proof.outputs, 'output')}, "
             + (f"{proof.differing} of {proof.read} not as written" if proof.differing else "all as written"),
+            "training set": self.training_set,
         }
 
 

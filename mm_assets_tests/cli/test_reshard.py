@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -119,6 +120,81 @@ def test_one_id_in_two_sources_is_one_line(made: Path, tmp_path: Path) -> None:
         f"{made}/web/web-0.tar and {tmp_path}/more/web-0.tar: duplicate_id: sample id 'web/doc."
     )
     assert line.endswith("ids are unique in a training set: convert a source with --sample-id-prefix shard")
+
+
+def test_globs_of_one_folder_are_sources_of_their_own(made: Path, tmp_path: Path) -> None:
+    globs = [made / "web" / f"*-{part}.tar" for part in ("0", "{1,2}")]
+    fine(run("reshard", *globs, tmp_path / "set", "--weights", f"{globs[0]}=1,{globs[1]}=3"))
+    plan = pq.read_table(tmp_path / "set" / "plan.parquet").to_pylist()
+    assert {(row["source"], row["repeats"]) for row in plan} == {("*-0", 1), ("*-{1,2}", 3)}
+    assert {row["source_shard"] for row in plan} == {"web-0.tar", "web-1.tar", "web-2.tar"}
+
+
+@pytest.mark.parametrize("other", ["web", "web/*-1.tar", "web/../web", "link"])
+def test_a_file_that_two_sources_name_is_refused(made: Path, tmp_path: Path, other: str) -> None:
+    (made / "link").unlink(missing_ok=True)
+    (made / "link").symlink_to(made / "web")
+    line = only_line(run("reshard", f"{made}/web/web-?.tar", f"{made}/{other}", tmp_path / "set"))
+    assert ": named twice, by " in line and "/web-" in line and f"{made}/web/web-?.tar" in line
+    assert not (tmp_path / "set").exists()
+
+
+def test_fewer_shards_than_splits_are_refused(made: Path, tmp_path: Path) -> None:
+    flags = ("--shards", 1, "--split", "train=0.5,validation=0.5")
+    line = only_line(run("reshard", made / "web", tmp_path / "set", *flags))
+    assert line == "1 shard for 2 splits (train, validation): each split has a shard of its own, or more"
+
+
+def write_tar(path: Path, documents: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for number, document in enumerate(documents):
+            data = json.dumps({"texts": ["a text"], "images": [None], **document}).encode()
+            member = tarfile.TarInfo(f"{path.stem}{number}.json")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    """Two raw sources: of the one, `price` is a number, of the other, a text; only the one has `isbn`."""
+    write_tar(tmp_path / "books" / "b0.tar", [{"price": number, "isbn": f"i{number}"} for number in range(4)])
+    write_tar(tmp_path / "web" / "w0.tar", [{"price": f"{number} EUR"} for number in range(4)])
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "mds", "parquet", "arrow_cache"])
+def test_a_column_that_becomes_json_in_the_set_is_no_difference(books: Path, kind: str) -> None:
+    command = ("reshard", books / "books", books / "web", books / "set", "--to", kind)
+    assert "  proven equal to the sources: 8 samples" in fine(run(*command, "--shards", 1, "--prove"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (
+            ("--split-by", "site"),
+            "{0}/books/b0.tar: site is no column of its samples' metadata (price, isbn)",
+        ),
+        (("--tokens", "price"), "{0}/web/w0.tar: sample 'w00': price is '0 EUR', no number of tokens"),
+        (
+            ("--sample-id-field", "isbn"),
+            "{0}/web: 1 of 1 partition not written: {0}/web/w0.tar: w00.json: field 'isbn' (sample_id_field) "
+            "is missing; --sample-id-field is for all sources: convert one with other fields first",
+        ),
+    ],
+)
+def test_errors_name_the_files_of_the_user(books: Path, flags: tuple[str, ...], reason: str) -> None:
+    line = only_line(run("reshard", books / "books", books / "web", books / "set", *flags))
+    assert line == reason.format(books)
+
+
+def test_one_id_in_two_raw_sources_is_told_by_their_files(books: Path) -> None:
+    write_tar(books / "more" / "b0.tar", [{}])
+    line = only_line(run("reshard", books / "books", books / "more", books / "set"))
+    assert line.startswith(
+        f"{books}/books/b0.tar and {books}/more/b0.tar: duplicate_id: sample id 'b00' occurs 2"
+    )
 
 
 def test_a_set_inside_its_source_is_refused(made: Path) -> None:

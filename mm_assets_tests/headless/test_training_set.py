@@ -30,12 +30,36 @@ def test_it_is_made_where_it_is_asked_for(project: Project) -> None:
     assert (note["samples"], note["plan"]) == (6, "training/plan.parquet")
 
 
+def state(project: Project, **settings: str) -> str:
+    lines = project.command("status", **settings).stdout.splitlines()
+    (found,) = [line.removeprefix("training set: ") for line in lines if line.startswith("training set: ")]
+    return found
+
+
 def test_new_shards_go_in_with_the_next_one(project: Project) -> None:
     project.shards("ab")
     fine(project.run("--assets", "curated_parquet,image_scores,sample_scores,filtered_parquet,final_tars"))
+    assert state(project) == "none"
     fine(project.run("--assets", "training_set"))
+    assert state(project) == "current"
+    assert state(project, MM_TRAINING_SEED="3") == "stale: its settings are others now"
     project.shards("c")
-    assert "training_set: 3 samples" in fine(project.run("--assets", f"{','.join(ASSETS)},training_set"))
+    fine(project.run())
+    assert state(project) == "stale: its tars are others now"
+    published = project.command(
+        "publish", project.storage.parent / "there", "--outputs", "webdataset,training"
+    )
+    assert published.returncode == 0 and published.stderr == (
+        "mm-assets: warning: training: stale: its tars are others now; "
+        "mm-assets run --assets training_set makes it of those\n"
+    )
+    assert "training_set: 3 samples" in fine(project.run("--assets", "training_set"))
+    assert state(project) == "current"
+    tar = project.storage / "training" / "train-000000.tar"
+    whole = tar.read_bytes()
+    tar.write_bytes(whole.replace(b'"texts"', b'"stxet"'))
+    assert "union: passed" in fine(project.run("--assets", "training_set")), "it is mended at once"
+    assert tar.read_bytes() == whole
 
 
 def test_without_tars_it_fails_in_one_line(project: Project) -> None:

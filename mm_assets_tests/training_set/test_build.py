@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tarfile
+import threading
+import uuid
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.accounting.canonical.tar import folder_problems, has_index
 from mm_assets.formats.names import PLAN_FILE
@@ -18,9 +22,10 @@ from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset.writer import TarFolder
 from mm_assets.model.errors import DataError
 from mm_assets.pool.worker_process import WorkerFailure
+from mm_assets.storage import stamps
 from mm_assets.storage.temporary import temporary_name
 from mm_assets.training_set import build
-from mm_assets.training_set.build import SetExists
+from mm_assets.training_set.build import SetExists, TrainingSet
 from mm_assets.training_set.plan import Recipe
 from mm_assets.training_set.proof import forget_damaged, make_proven, prove
 from mm_assets.training_set.sources import Fields
@@ -474,6 +479,79 @@ def test_two_at_once_are_refused(made: Path, tmp_path: Path, is_overwrite: bool)
     training_set(tmp_path / "alone" / "set").make(sources, RECIPE, Here())
     assert tree(tmp_path / "set") == tree(tmp_path / "alone" / "set")
     target.make(sources, Recipe(shards=2), Here(), overwrite=True)
+
+
+def lock_of(process: str) -> str:
+    """The name of a lock: of a process that runs, of one that has ended, or of one on another machine."""
+    if process == "running":
+        return temporary_name("lock")
+    if process == "ended":
+        return left_by_a_dead_process("lock")
+    return re.sub(r"\.on-[0-9a-f]{8}-", ".on-00000000-", temporary_name("lock"))
+
+
+@pytest.mark.parametrize("process", ["running", "ended", "elsewhere", "ended elsewhere"])
+def test_in_a_store_the_lock_of_a_living_process_is_respected(
+    made: Path, monkeypatch: pytest.MonkeyPatch, process: str
+) -> None:
+    monkeypatch.setattr(stamps, "_WATCH_SECONDS", 0.8)
+    monkeypatch.setattr(stamps, "_BEAT_SECONDS", 0.2)
+    store = MemoryFileSystem()
+    folder = f"/sets/{uuid.uuid4().hex}"
+    lock = f"{folder}/.training/{lock_of(process)}"
+    store.pipe_file(lock, b"0")
+    ended = threading.Event()
+
+    def beat() -> None:
+        number = 0
+        while not ended.wait(0.05):
+            number += 1
+            store.pipe_file(lock, str(number).encode())
+
+    thread = threading.Thread(target=beat)
+    if process == "elsewhere":
+        thread.start()
+    target = TrainingSet(f"memory:/{folder}")
+    try:
+        if process in ("running", "elsewhere"):
+            with pytest.raises(SetExists, match="another process makes a training set there now"):
+                target.make([source(made / "books")], RECIPE, Here())
+            assert store.find(folder) == [lock]
+        else:
+            assert target.make([source(made / "books")], RECIPE, Here()).failures == ()
+            assert not any("lock" in path for path in store.find(folder))
+    finally:
+        ended.set()
+        if thread.ident:
+            thread.join()
+
+
+def test_two_that_come_to_a_store_at_the_same_time_do_not_both_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has put its lock before the other one looks."""
+    both = threading.Barrier(2)
+    listing = stamps._locks
+
+    def locks(*arguments: Any) -> Any:
+        both.wait(10)
+        return listing(*arguments)
+
+    monkeypatch.setattr(stamps, "_locks", locks)
+    folder = f"memory://sets/{uuid.uuid4().hex}"
+    went_on: list[bool] = []
+
+    def come() -> None:
+        with stamps.sole_writer(folder) as is_ours:
+            went_on.append(is_ours)
+
+    threads = [threading.Thread(target=come) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert went_on == [False, False]
+    monkeypatch.setattr(stamps, "_locks", listing)
+    with stamps.sole_writer(folder) as is_ours:
+        assert is_ours, "both have taken theirs away"
 
 
 @pytest.mark.parametrize("name", ["train-000000", "train-000077"])

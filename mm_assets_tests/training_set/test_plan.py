@@ -89,10 +89,13 @@ def test_the_seed_decides_which_samples_of_one_shard_stay_together() -> None:
 
 def test_the_number_of_shards_is_that_asked_for_and_each_split_has_one() -> None:
     splits = {"train": 0.9, "validation": 0.05, "test": 0.05}
-    for shards, expected in ((8, [6, 1, 1]), (3, [1, 1, 1]), (1, [1, 1, 1])):
+    for shards, expected in ((8, [6, 1, 1]), (4, [2, 1, 1]), (3, [1, 1, 1])):
         plan = plan_of(Recipe(splits=splits, shards=shards), sample_id=ids(300))
         files = {(row["split"], row["shard"]) for row in plan.to_pylist()}
         assert [sum(split == name for split, _ in files) for name in splits] == expected
+    splits = {"a": 0.45, "b": 0.45, "c": 0.05, "d": 0.05}
+    plan = plan_of(Recipe(splits=splits, shards=4), sample_id=ids(300))
+    assert len(plan.group_by(["split", "shard"]).aggregate([])) == 4, "two gave one each"
 
 
 def test_no_shard_is_larger_than_asked_for() -> None:
