@@ -49,6 +49,7 @@ from mm_assets.storage.files import (
     publish_bytes,
     read_bytes,
     remove,
+    size_of,
     staged,
     sweep_output,
 )
@@ -216,13 +217,12 @@ class TrainingSet:
             if not overwrite:
                 self._refuse_other(digest)
             notes = self.notes()
-            for folder in {self.folder, self.notes_folder, *(posixpath.dirname(j.uri) for j in jobs)}:
-                sweep_output(folder)
+            for place in {self.folder, self.notes_folder, *(posixpath.dirname(j.uri) for j in jobs)}:
+                sweep_output(place)
             made = self._made(jobs, notes)
             is_replaced = self._is_replaced(digest, jobs, notes)
-            beside = (
-                [] if is_remote(self.folder) else [replace(job, folder=self._next.folder) for job in jobs]
-            )
+            folder = None if is_remote(self.folder) else self._next.folder
+            beside = [] if folder is None else [replace(job, folder=folder) for job in jobs]
             waiting = self._next._made(beside, self._next.notes()) if beside else {}
             taken = [job for job in beside if job.name not in made and (is_replaced or job.name in waiting)]
             made = {**waiting, **made}
@@ -241,7 +241,8 @@ class TrainingSet:
         """Return the shards that are here as these jobs make them, by name."""
         sizes = self._sizes(jobs)
         # What is stated of a tar cannot be told from the tar alone.
-        stated = {stats.file for stats in TarFolder(self.folder, self.options).stats()}
+        stats = TarFolder(self.folder, self.options).stats() if self.kind == _TARS else []
+        stated = {tar.file for tar in stats}
         found = {}
         for job in jobs:
             note = notes.get(job.name, {})
@@ -280,14 +281,14 @@ class TrainingSet:
             remove(self.note_uri(job.name))
             if self.kind == _TARS:
                 idx = read_bytes(f"{job.uri}.idx") or b""
-                TarFolder(self.folder).publish(job.uri, idx, stats[os.path.basename(job.uri)])
+                tar = stats[os.path.basename(job.uri)]
+                TarFolder(self.folder).publish(local_path(job.uri), idx, tar)
             else:
                 self._remove(uri)
-                os.makedirs(os.path.dirname(entry.output(uri)), exist_ok=True)
-                os.rename(entry.output(job.uri), entry.output(uri))
-            os.rename(self._next.note_uri(job.name), self.note_uri(job.name))
+                _move(entry.output(job.uri), entry.output(uri))
+            _move(self._next.note_uri(job.name), self.note_uri(job.name))
         if not is_remote(self.folder):
-            shutil.rmtree(self._next.folder, ignore_errors=True)
+            shutil.rmtree(local_path(self._next.folder), ignore_errors=True)
 
     @property
     def _next(self) -> TrainingSet:
@@ -472,6 +473,11 @@ def _digest_of(plan: pa.Table, kind: str, recipe: Recipe) -> str:
     return digest.hexdigest()
 
 
+def _move(source: str, target: str) -> None:
+    os.makedirs(os.path.dirname(local_path(target)), exist_ok=True)
+    os.rename(local_path(source), local_path(target))
+
+
 def _no_link(folder: str) -> str:
     """Return a folder of a set; an error if it is a link, which may lead out of the set."""
     if not is_remote(folder) and os.path.islink(local_path(folder)):
@@ -514,7 +520,7 @@ def write_shard(job: ShardJob) -> MadeShard:
                 nbytes = _convert(job, file.path)
                 content = content_of(job.kind, job.uri, job.options)
             file.discard()
-        size = nbytes if job.kind == _TARS else _size(job)
+        size = nbytes if job.kind == _TARS else size_of(job.uri, job.options)
         about = {"digest": job.digest, "split": job.split, "bytes": nbytes, "size": size, "content": content}
         publish_bytes(note, json.dumps(about).encode(), job.options)
         return MadeShard(job.name, len(job.ids), nbytes)
@@ -528,12 +534,6 @@ def content_of(kind: str, uri: str, options: StorageOptions | None = None) -> st
     if output != uri:
         found = [xxhash.xxh3_128_hexdigest(" ".join(sorted(found)).encode())] if found else []
     return found[0] if found else None
-
-
-def _size(job: ShardJob) -> int | None:
-    folder, name = posixpath.split(job.uri)
-    found = files_in(folder, job.options).get(name)
-    return None if found is None else found.size
 
 
 def _convert(job: ShardJob, tar: str) -> int:
