@@ -172,7 +172,15 @@ def _overwritten(name: str, sound: bytes) -> bytes:
     return sound[:at] + bad + sound[at + len(bad) :]
 
 
-@pytest.mark.parametrize("lost", [(".mm_assets",), (".mm_assets/p.tar.json",), ("p.tar.idx", "index.json")])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        (".mm_assets",),
+        (".mm_assets/p.tar.json",),
+        ("p.tar.idx", "index.json"),
+        (".mm_assets/p.tar.json", "p.tar.idx", "index.json"),
+    ],
+)
 def test_files_beside_the_tars_that_are_lost(lost: tuple[str, ...], copied: Deployment) -> None:
     folder = Path(copied.storage, "webdataset")
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -285,14 +285,8 @@ class TarFolder(FolderFiles):
         pending = {p.file: p for p in self._pending(notes)}
         for file in sorted((published | pending).keys() - files.keys()):
             self._forget(file)
-        # A tar of ours that lacks readable statistics has an idx or a stats file. Other tars are not ours.
-        lost = {
-            name
-            for name in files
-            if name.endswith(".tar") and f"{name}.idx" in files and not name.startswith(".")
-        }
-        lost |= {_tar_of(name) for name in notes if name.endswith(_STATS)} & files.keys()
-        tars = sorted(((published | pending).keys() & files.keys()) | lost)
+        # Of one without readable statistics its first json tells whether it is ours.
+        tars = sorted(name for name in files if name.endswith(".tar") and not name.startswith("."))
         found: list[TarPartitionStats] = []
         checked: dict[str, FileFacts] = {}
         for at in range(0, len(tars), _AT_ONCE):
