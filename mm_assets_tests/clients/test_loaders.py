@@ -58,4 +58,31 @@ def test_tensors_of_pictures(found: dict[str, Any], tars: Path) -> None:
         [[3, *item["image"].size[::-1]] for item in sample["items"] if item["modality"] == "image"]
         for sample in InterleavedDataset(tars, shuffle=False, decode="pil")
     ]
-    assert found["shapes"] == sizes
+    assert found["shapes"] == found["shapes of workers"] == sizes
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "workers",
+        "one after the other",
+        "many waiting",
+        "new workers",
+        "spawned",
+        "too large",
+        "no memory",
+    ],
+)
+def test_workers_give_the_batches_of_none(way: str, found: dict[str, Any], truth: list[str]) -> None:
+    """Also those that a worker hands over in memory, when a loop was left meanwhile."""
+    batches = found["handed over"]
+    assert len(set(batches["no workers"])) == len(batches["no workers"]) == 2 * -(-len(truth) // 4)
+    assert batches[way] == batches["no workers"]
+
+
+def test_memory_of_workers_is_gone_with_their_loader(found: dict[str, Any]) -> None:
+    assert found["handed over"]["left open"] == []
+
+
+def test_a_fault_in_a_worker_reaches_the_loop(found: dict[str, Any]) -> None:
+    assert "a sample of number 7" in found["refused"]

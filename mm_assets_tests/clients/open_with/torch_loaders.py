@@ -3,11 +3,16 @@
 Argument: a folder of tars. Last line: JSON of lists of sample ids.
 """
 
+import gc
+import hashlib
 import itertools
 import json
+import os
 import random
 import sys
+from collections.abc import Iterable
 from typing import Any
+from unittest import mock
 
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -68,6 +73,51 @@ def stateful(folder: str) -> list[str]:
     return given + [one for batch in second for one in batch]
 
 
+def digests(batches: Iterable[Any]) -> list[str]:
+    return [hashlib.sha256(repr(batch).encode()).hexdigest() for batch in batches]
+
+
+def handed_over(folder: str) -> dict[str, list[str]]:
+    """Digests of whole batches of two epochs, the first of which is left after three batches and goes on."""
+
+    def epochs(workers: int, **options: Any) -> list[str]:
+        loader = InterleavedDataset(folder, seed=4).loader(4, workers, **options)
+        begun = digests(itertools.islice(loader, 3))
+        return [*begun, *digests(loader), *digests(loader)]
+
+    found = {
+        "no workers": epochs(0),
+        "workers": epochs(2),
+        "one after the other": epochs(1, prefetch_factor=1),
+        "many waiting": epochs(2, prefetch_factor=5),
+        "new workers": epochs(2, persistent_workers=False),
+        "spawned": epochs(1, multiprocessing_context="spawn"),
+    }
+    with mock.patch("mm_assets.train.dataset._PART", 1 << 14):  # most batches are larger
+        found["too large"] = epochs(2)
+    with mock.patch("os.memfd_create", side_effect=OSError):
+        found["no memory"] = epochs(2)
+    gc.collect()
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    found["left open"] = [link for link in links if os.path.exists(link) and "mm-assets" in os.readlink(link)]
+    return found
+
+
+def refuse_one(sample: Any) -> Any:
+    if sample["sample_id"].endswith("7"):
+        raise ValueError("a sample of number 7")
+    return sample
+
+
+def refused(folder: str) -> str:
+    """What the loop is told of a fault in a worker."""
+    try:
+        digests(InterleavedDataset(folder, transform=refuse_one).loader(4, 2))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def main(folder: str) -> None:
     found = {
         "elastic": elastic(folder, dataset),
@@ -75,11 +125,14 @@ def main(folder: str) -> None:
         "two epochs": two_epochs(folder),
         "plain": plain(folder),
         "stateful": stateful(folder),
+        "handed over": handed_over(folder),
+        "refused": refused(folder),
     }
     tensors = InterleavedDataset(folder, decode="tensor", shuffle=False)
-    found["shapes"] = [
-        [list(item["image"].shape) for item in one["items"] if item["modality"] == "image"] for one in tensors
-    ]
+    found["shapes"], found["shapes of workers"] = (
+        [[list(item["image"].shape) for item in one["items"] if item["modality"] == "image"] for one in each]
+        for each in (tensors, itertools.chain.from_iterable(tensors.loader(5, 2)))
+    )
     print(json.dumps(found))
 
 
