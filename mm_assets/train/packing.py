@@ -2,8 +2,8 @@
 
 1. `count_tokens` asks a tokenizer once for each document: its tokens, and where its images begin.
 2. `pack` plans: documents are cut into pieces where images begin, as far as they have to be; pieces are put
-   into sequences, the largest first, each into the first one with room (first fit decreasing). Nothing is
-   dropped.
+   into sequences, the largest first, each into the first one with room (first fit decreasing). Sequences that
+   are not full then are filled anew, with more documents cut. Nothing is dropped.
 3. `PackedDataset` gives the sequences, in an order of its own, with the state of any `EpochDataset`.
 
 Counts and plans are small Parquet tables. Both name the data that they are of.
@@ -11,7 +11,8 @@ Counts and plans are small Parquet tables. Both name the data that they are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -42,6 +43,9 @@ _PLAN = pa.schema(
     ]
 )
 _AT_ONCE = 64
+_FULL = 0.98  # of the tokens, or images, of a sequence
+_LEAST = 1 / 32  # of a sequence that is cut off a document: less fills little, and costs it its context
+_GAIN = 0.01  # of the sequences, for which documents are cut
 
 
 def count_tokens(dataset: EpochDataset, tokenize: Tokenize, file: str | None = None) -> pa.Table:
@@ -81,7 +85,8 @@ def pack(
     """Plan sequences of up to ``length`` tokens and ``image_cap`` images.
 
     A document that does not fit is cut where an image begins, into as few pieces as that allows. Where more
-    than ``length`` tokens lie between two such places, they are cut after ``length`` tokens.
+    than ``length`` tokens lie between two such places, they are cut after ``length`` tokens. Others are cut
+    only where images begin, and if that fills sequences which else are not full.
 
     Args:
         counts: of `count_tokens`, or the file where they are.
@@ -102,21 +107,16 @@ def pack(
     if not len(table):
         raise DataError(f"{counts if isinstance(counts, str) else 'counts'}: no documents to pack")
     cap = image_cap if image_cap is not None else int(np.iinfo(np.int64).max)
-    pieces = np.array(
-        [
-            (document, *piece)
-            for document, (tokens, images) in enumerate(
-                zip(table.column("tokens").to_pylist(), table.column("images").to_pylist(), strict=True)
-            )
-            for piece in _pieces(tokens, images, length, cap)
-        ],
-        np.int64,
-    ).reshape(-1, 5)
-    sizes, shown = pieces[:, 2] - pieces[:, 1], pieces[:, 4]
-    numbers = np.arange(len(pieces))
-    # By their parts of both limits, or by images where these are what is scarce.
-    orders = [np.lexsort((numbers, -(sizes / length + shown / cap))), np.lexsort((numbers, -sizes, -shown))]
-    packs = min((_first_fit(sizes, shown, length, cap, order) for order in orders), key=np.max)
+    images = table.column("images").to_pylist()
+    pieces = _table_of(
+        (document, *piece)
+        for document, (tokens, places) in enumerate(
+            zip(table.column("tokens").to_pylist(), images, strict=True)
+        )
+        for piece in _pieces(tokens, places, length, cap)
+    )
+    packs = _first_fit(pieces, length, cap)
+    pieces, packs = _refilled(pieces, packs, images, length, cap)
     order = np.lexsort((pieces[:, 1], pieces[:, 0], packs))
     columns = [packs[order], *pieces[order].T]
     plan = pa.Table.from_arrays([pa.array(column) for column in columns], schema=_PLAN)
@@ -150,30 +150,125 @@ def _pieces(tokens: int, images: Sequence[int], length: int, cap: int) -> Iterat
         start, first = stop, last
 
 
-def _first_fit(sizes: Positions, images: Positions, length: int, cap: int, order: Positions) -> Positions:
-    """Return the sequence of each piece: the first with room, pieces taken in ``order``.
+def _table_of(pieces: Iterable[tuple[int, ...]]) -> Positions:
+    """Return a row for each piece: document, start, stop, first image, images."""
+    return np.array(list(pieces), np.int64).reshape(-1, 5)
 
-    A tree over sequences has the most room for tokens, and for images, below each of its nodes.
+
+def _first_fit(pieces: Positions, length: int, cap: int) -> Positions:
+    """Return the sequence of each piece: the first with room, largest pieces first."""
+    sizes, shown = pieces[:, 2] - pieces[:, 1], pieces[:, 4]
+    # By their parts of both limits, or by images where these are what is scarce.
+    orders = [_by_parts(pieces, length, cap), np.lexsort((np.arange(len(pieces)), -sizes, -shown))]
+    found = []
+    for order in orders:
+        sequences, packs = _Sequences(len(pieces), length, cap), np.zeros(len(pieces), np.int64)
+        for piece in order.tolist():
+            size, images = int(sizes[piece]), int(shown[piece])
+            if (at := sequences.first(size, images)) is None:
+                at = sequences.open()
+            sequences.put(at, size, images)
+            packs[piece] = at
+        found.append(packs)
+    return min(found, key=np.max)
+
+
+def _by_parts(pieces: Positions, length: int, cap: int) -> Positions:
+    sizes, shown = pieces[:, 2] - pieces[:, 1], pieces[:, 4]
+    return np.lexsort((np.arange(len(pieces)), -(sizes / length + shown / cap)))
+
+
+def _refilled(
+    pieces: Positions, packs: Positions, images: Sequence[Sequence[int]], length: int, cap: int
+) -> tuple[Positions, Positions]:
+    """Return pieces and their sequences, those of sequences that were not full dealt out anew.
+
+    Of these, a piece that fits nowhere is cut where an image begins, and fills what is left of a sequence.
     """
-    count = len(sizes)
-    leaves = 1 << max(count - 1, 1).bit_length()
-    tokens_left, images_left = [length] * (2 * leaves), [cap] * (2 * leaves)
-    packs = np.zeros(count, np.int64)
-    for piece in order.tolist():
-        size, shown = int(sizes[piece]), int(images[piece])
+    sizes, shown = pieces[:, 2] - pieces[:, 1], pieces[:, 4]
+    is_full = np.maximum(np.bincount(packs, sizes) / length, np.bincount(packs, shown) / cap) >= _FULL
+    full, is_kept = int(is_full.sum()), is_full[packs]
+    loose = pieces[~is_kept]
+    sequences = _Sequences(len(loose), length, cap)
+    cut, places = [], []
+    for document, start, stop, first, count in loose[_by_parts(loose, length, cap)].tolist():
+        end = first + count
+        while (at := sequences.first(stop - start, end - first)) is None:
+            at = sequences.roomiest()
+            room, most = sequences.room(at)
+            last = min(bisect_right(images[document], start + room, first, end) - 1, first + most)
+            if last < first or images[document][last] - start < max(1, _LEAST * length):
+                at = sequences.open()
+                break
+            middle = images[document][last]
+            cut.append((document, start, middle, first, last - first))
+            places.append(at)
+            sequences.put(at, middle - start, last - first)
+            start, first = middle, last
+        cut.append((document, start, stop, first, end - first))
+        places.append(at)
+        sequences.put(at, stop - start, end - first)
+    if sequences.opened > (len(is_full) - full) * (1 - _GAIN):
+        return pieces, packs
+    kept = (np.cumsum(is_full) - 1)[packs[is_kept]]
+    found = np.concatenate([kept, np.array(places, np.int64) + full])
+    return np.concatenate([pieces[is_kept], _table_of(cut)]), found
+
+
+class _Sequences:
+    """Room that is left of sequences, for tokens and for images.
+
+    A tree over them has the most room for either below each of its nodes.
+    """
+
+    def __init__(self, most: int, length: int, cap: int) -> None:
+        self._whole = length, cap
+        self._leaves = 1 << max(most - 1, 1).bit_length()
+        self._tokens, self._images = [-1] * (2 * self._leaves), [-1] * (2 * self._leaves)
+        self.opened = 0
+
+    def open(self) -> int:
+        """Return a new sequence."""
+        self.opened += 1
+        self._set(self.opened - 1, *self._whole)
+        return self.opened - 1
+
+    def first(self, tokens: int, images: int) -> int | None:
+        """Return the first sequence with room."""
+        if self._tokens[1] < tokens or self._images[1] < images:
+            return None
         waiting = [1]
-        while (node := waiting.pop()) < leaves:
+        while waiting:
+            if (node := waiting.pop()) >= self._leaves:
+                return node - self._leaves
             for child in (2 * node + 1, 2 * node):
-                if tokens_left[child] >= size and images_left[child] >= shown:
+                if self._tokens[child] >= tokens and self._images[child] >= images:
                     waiting.append(child)
-        packs[piece] = node - leaves
-        tokens_left[node] -= size
-        images_left[node] -= shown
+        return None
+
+    def roomiest(self) -> int:
+        """Return the sequence with most room for tokens."""
+        node = 1
+        while node < self._leaves:
+            node = max((2 * node, 2 * node + 1), key=self._tokens.__getitem__)
+        return node - self._leaves
+
+    def room(self, at: int) -> tuple[int, int]:
+        """Return the room for tokens and images."""
+        return self._tokens[at + self._leaves], self._images[at + self._leaves]
+
+    def put(self, at: int, tokens: int, images: int) -> None:
+        """Use some of the room."""
+        room = self.room(at)
+        self._set(at, room[0] - tokens, room[1] - images)
+
+    def _set(self, at: int, tokens: int, images: int) -> None:
+        node = at + self._leaves
+        self._tokens[node], self._images[node] = tokens, images
         while node > 1:
             node //= 2
-            tokens_left[node] = max(tokens_left[2 * node], tokens_left[2 * node + 1])
-            images_left[node] = max(images_left[2 * node], images_left[2 * node + 1])
-    return packs
+            self._tokens[node] = max(self._tokens[2 * node], self._tokens[2 * node + 1])
+            self._images[node] = max(self._images[2 * node], self._images[2 * node + 1])
 
 
 class PackedDataset(EpochDataset):

@@ -92,6 +92,36 @@ def test_sequences_of_8k_are_full() -> None:
         assert filling(plan, 8192) >= 0.98
 
 
+def with_images(texts: Sequence[int], per_image: int) -> tuple[int, list[int]]:
+    """Tokens of a document with an image behind each text, and where they begin."""
+    ends = np.cumsum(np.asarray(texts) + per_image)
+    return int(ends[-1]), (ends - per_image).tolist()
+
+
+@pytest.mark.parametrize(
+    ("per_image", "texts", "least", "most_cut"),
+    [
+        (64, lambda _: [836] * 5, 0.98, 0.5),  # all have 4,500 tokens
+        (64, lambda random: random.multinomial(random.integers(2700, 4700), [0.2] * 5), 0.99, 0.1),
+        (576, lambda random: random.integers(20, 900, random.integers(2, 7)), 0.99, 0.2),
+        # Six or seven images fill a sequence, and none is cut.
+        (1024, lambda random: random.integers(10, 400, random.integers(1, 9)), 0.94, 0.6),
+    ],
+)
+def test_documents_that_leave_room_are_cut(per_image: int, texts: Any, least: float, most_cut: float) -> None:
+    random = np.random.default_rng(5)
+    documents = [with_images(texts(random), per_image) for _ in range(1000)]
+    plan = pack(counts_of(documents), 8192)
+    assert filling(plan, 8192) >= least
+    assert len(plan) <= len(documents) * (1 + most_cut)
+
+
+def test_documents_are_whole_where_sequences_are_full_without() -> None:
+    plan = pack(counts_of([with_images([400] * 5, 100), with_images([500] * 5, 200)] * 40), 6000)
+    assert len(plan) == 80
+    assert filling(plan, 6000) == 1
+
+
 def tokenize(document: Any) -> tuple[list[int], list[int]]:
     ids, images = [SEPARATOR], []
     for each in document["items"]:
