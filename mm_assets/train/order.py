@@ -78,10 +78,10 @@ class EpochOrder:
         if self._key is not None:
             groups = np.searchsorted(self._groups, positions, "right") - 1
             places = np.empty_like(positions)
-            for group in np.unique(groups):
+            for group in set(groups.tolist()):
                 chosen = groups == group
                 start = self._groups[group]
-                places[chosen] = start + self._shuffled(int(group))[positions[chosen] - start]
+                places[chosen] = start + self._shuffled(group)[positions[chosen] - start]
         turns = np.searchsorted(self._starts, places, "right") - 1
         return self._shards[turns], places - self._starts[turns]
 
