@@ -30,6 +30,7 @@ _SHARD = 10_000  # documents
 _WORDS = 200  # of a document
 _SIDE = 256  # pixels of a picture
 _MOST_BITS, _LEAST_SIMILARITY = 31, 0.8
+_PDQ_BITS = (31, 48, 64, 90)  # of 256
 _PHASH_BITS = (4, 8, 12)  # of 64
 
 
@@ -166,7 +167,7 @@ def prepare_documents(count: int) -> Work:
 
 def prepare_digests(count: int) -> Work:
     """Find equal digests, of which a tenth are there twice."""
-    from mm_assets.duplicates.clusters import firsts_of_equal
+    from mm_assets.duplicates.pairs import firsts_of_equal
 
     keys = np.random.default_rng(_SEED).integers(0, 1 << 63, (count, 4), np.uint64)
     keys[: count // 10] = keys[-(count // 10) :]
@@ -263,7 +264,7 @@ def _pictures(results: Results, folder: Path | None, peers: Path | None) -> None
             for kind, content in enumerate(row):
                 Path(stored, f"{number:05}-{kind}").write_bytes(content)
         ours = _task("pdq", folder=stored).result["values"]
-        rows = {f"PDQ, {_MOST_BITS} of 256 bits": _judged(ours, _MOST_BITS, len(kinds))}
+        rows = {f"PDQ, {most} of 256 bits": _judged(ours, most, len(kinds)) for most in _PDQ_BITS}
         if peers:
             task = "benchmarks.duplicate_peers:prepare_phash"
             theirs = measure(task, python=peers, folder=stored).result["values"]

@@ -6,7 +6,8 @@ What is compared are stored scores: nothing is decoded, and no image or text is 
   is kept nowhere else. What other filters drop counts for nothing, for the same reason, and copies of images
   are dropped last (`Filter.is_last`).
 * Preferred are documents with more images, then with more words; images with more pixels, then with more
-  bytes; then the smallest sample id and position.
+  bytes; then what is in the first shard by its name: names mostly grow, so equal copies in new shards change
+  nothing in the old ones; then the smallest sample id and position.
 * Equal are images with the same SHA-256, and documents with the same texts and images. Alike are images by
   the distance of their PDQ hashes, where these say something (quality `LEAST_QUALITY`), or by the cosine of
   their CLIP vectors; documents by the similarity of their MinHash signatures.
@@ -25,8 +26,8 @@ import pyarrow as pa
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, statistics_folder
-from mm_assets.duplicates.clusters import Clusters
 from mm_assets.duplicates.items import Documents, Images, OrderedItems
+from mm_assets.duplicates.pairs import Clusters
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.duplicates import (
     HOW_TO_FIND,

@@ -1,16 +1,23 @@
-"""Pairs of near duplicates among many hashes or signatures, each verified.
+"""Pairs of near duplicates among many hashes, vectors or signatures, each verified, and their clusters.
 
-Both searches are given what they compare in the order of preference, without equal ones, and name each by its
+The searches are given what they compare in the order of preference, without equal ones, and name each by its
 place in that order. They need no database: what may be alike is brought together by sorting parts of the
 values, one part at a time, which takes memory for a few numbers a value.
 
-* `near_hashes`: 256-bit hashes that differ in few bits. Recall is 1: of two that differ in at most 31 bits,
-  one of 16 parts of 16 bits differs in at most one bit.
+* `near_hashes`: 256-bit hashes that differ in few bits. Of two that differ in at most 31 bits, one of 16
+  parts of 16 bits differs in at most one bit; in at most 47 bits, in at most two: up to there recall is 1.
+  Beyond, no more than two bits of a part are tried: of those that differ in 64 bits, 97 % are found.
 * `near_vectors`: unit vectors with a great cosine. Recall is 1 up to `EXACT_VECTORS`, then by bands of bits.
 * `near_signatures`: MinHash signatures with many equal values. Recall depends on the similarity (`BANDS`).
 
 What is crowded is not compared in full, or it would take the square of its number: where more than `CROWDED`
 values share a part, each is compared with the `LEADERS` that are preferred most.
+
+`Clusters` have one survivor each: in the order of preference, each item either stays, or is a copy of the
+most preferred of those that stay and that it is itself alike. So each copy is alike its survivor, no two
+survivors are alike, and no chain joins what is not: of three of which only neighbours are alike, the one in
+the middle has two copies if it is preferred; else it is a copy of one end, and both ends stay. Clusters
+depend on nothing but the items in that order: not on when they came.
 """
 
 from __future__ import annotations
@@ -18,11 +25,14 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final, Self
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from mm_assets.filters.duplicates import MOST_BITS
 
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -84,7 +94,8 @@ _BUCKETS: Final = 1 << _PART_BITS
 _TILE, _SMALL_TILE = 8, 2
 _MANY: Final = 3 * _BUCKETS
 _TILES_AT_ONCE: Final = 2048  # so that what is compared stays in the cache of a processor
-_BITS_OF_HALF: Final = 2  # words of four that are compared first: of two other hashes they differ too much
+_HALF: Final = 2  # words of four that are compared first: of two other hashes they differ too much
+_MOST_IN_HALF: Final = 40  # bits; of more, they do so too seldom
 
 
 def near_hashes(hashes: Words, most: int) -> Pairs:
@@ -92,10 +103,10 @@ def near_hashes(hashes: Words, most: int) -> Pairs:
 
     Args:
         hashes: n x 4 words of 64 bits, all different, in the order of preference.
-        most: bits, up to 31.
+        most: bits, up to `MOST_BITS`.
     """
-    if not 0 <= most < 2 * _PARTS:
-        raise ValueError(f"a distance of hashes is 0 to {2 * _PARTS - 1} bits, not {most}")
+    if not 0 <= most <= MOST_BITS:
+        raise ValueError(f"a distance of hashes is 0 to {MOST_BITS} bits, not {most}")
     parts = np.ascontiguousarray(hashes).view(np.uint16).reshape(len(hashes), _PARTS)
     with ThreadPoolExecutor(THREADS) as pool:
         return Pairs.of(pool.map(lambda part: _alike_in(hashes, parts[:, part], most), range(_PARTS)))
@@ -148,9 +159,10 @@ class _Tiles:
 
 
 def _alike_in(hashes: Words, values: npt.NDArray[np.uint16], most: int) -> Pairs:
-    """Return the pairs of hashes whose values of a part differ in one bit at most."""
+    """Return the pairs of hashes whose values of a part differ in few bits, two at most."""
     tiles = _Tiles(hashes, values)
-    flips = [0] + ([1 << bit for bit in range(_PART_BITS)] if most >= _PARTS else [])
+    bits = [1 << bit for bit in range(_PART_BITS)]
+    flips = [sum(some) for count in range(min(most // _PARTS, 2) + 1) for some in combinations(bits, count)]
     found = []
     for flipped in flips:
         for ours, theirs in tiles.pairs(flipped):
@@ -162,14 +174,17 @@ def _alike_in(hashes: Words, values: npt.NDArray[np.uint16], most: int) -> Pairs
 
 def _compared(tiles: _Tiles, ours: Integers, theirs: Integers, most: int) -> Iterator[Pairs]:
     """Yield the pairs of hashes in pairs of tiles that differ in few bits."""
-    mine = [np.take(word, ours, axis=1) for word in tiles.words[:_BITS_OF_HALF]]
-    other = [np.take(word, theirs, axis=1) for word in tiles.words[:_BITS_OF_HALF]]
+    words = tiles.words if most > _MOST_IN_HALF else tiles.words[:_HALF]
+    mine = [np.take(word, ours, axis=1) for word in words]
+    other = [np.take(word, theirs, axis=1) for word in words]
     differing = np.empty_like(mine[0])
     bits, more = np.empty(differing.shape, np.uint8), np.empty(differing.shape, np.uint8)
     for place in range(tiles.side):
-        np.bitwise_count(np.bitwise_xor(mine[0], other[0][place], out=differing), out=bits)
-        np.bitwise_count(np.bitwise_xor(mine[1], other[1][place], out=differing), out=more)
-        near = np.flatnonzero(np.add(bits, more, out=bits) <= most)
+        bits.fill(0)
+        for word, another in zip(mine, other, strict=True):
+            np.bitwise_count(np.bitwise_xor(word, another[place], out=differing), out=more)
+            np.add(bits, more, out=bits)  # all 256 bits count as none: what is near is verified
+        near = np.flatnonzero(bits <= most)
         if not len(near):
             continue
         slot, at = np.divmod(near, len(ours))
@@ -369,3 +384,86 @@ def _shares(signatures: npt.NDArray[np.uint16], first: Integers, second: Integer
         shares[some] = (signatures[first[some]] == signatures[second[some]]).mean(axis=1, dtype=np.float32)
         _release(signatures)
     return shares
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """What became of items in their order of preference.
+
+    Attributes:
+        survivors: the place of the survivor of each item; its own where it stays.
+        measures: distance or similarity of each copy and its survivor, as in `Pairs`; nan of exact copies.
+    """
+
+    survivors: Integers
+    measures: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, firsts: Integers, nodes: Integers, pairs: Pairs) -> Self:
+        """Return the clusters of items of which some are equal, and some of the others alike.
+
+        Args:
+            firsts: the place of the first of the items that are equal to each; its own where it is that one.
+            nodes: places of the items that ``pairs`` are about, in order.
+            pairs: by number among ``nodes``.
+        """
+        of_node, measures = _survivors(len(nodes), pairs)
+        by_place = np.arange(len(firsts))
+        by_place[nodes] = nodes[of_node]
+        measure_at = np.full(len(firsts), np.nan, np.float32)
+        measure_at[nodes] = measures
+        return cls(by_place[firsts], measure_at[firsts])
+
+    def with_equal(self, contents: npt.NDArray[Any], measure: float) -> Self:
+        """Return the clusters where only copies with the content of their survivor count as exact.
+
+        Args:
+            contents: a number for the content of each item.
+            measure: of a copy whose hash or signature is that of its survivor, but not its content.
+        """
+        is_equal = contents == contents[self.survivors]
+        measures = np.where(is_equal, np.float32(np.nan), np.nan_to_num(self.measures, nan=measure))
+        return replace(self, measures=measures.astype(np.float32))
+
+    @property
+    def copies(self) -> Integers:
+        """Places of the items that do not stay."""
+        return np.flatnonzero(self.survivors != np.arange(len(self.survivors)))
+
+
+def _survivors(count: int, pairs: Pairs) -> tuple[Integers, npt.NDArray[np.float32]]:
+    survivors = np.arange(count)
+    measures = np.full(count, np.nan, np.float32)
+    order = np.lexsort((pairs.first, pairs.second))  # what decides about an item is decided before it
+    is_copy = bytearray(count)
+    hits: list[int] = []
+    for start in range(0, len(order), _AT_ONCE):
+        some = order[start : start + _AT_ONCE]
+        both = zip(pairs.first[some].tolist(), pairs.second[some].tolist(), strict=True)
+        for number, (first, second) in enumerate(both, start):
+            if not (is_copy[second] or is_copy[first]):
+                is_copy[second] = True
+                hits.append(number)
+    decided = order[np.array(hits, np.int64)]
+    survivors[pairs.second[decided]] = pairs.first[decided]
+    measures[pairs.second[decided]] = pairs.measure[decided]
+    return survivors, measures
+
+
+def firsts_of_equal(keys: Words) -> Integers:
+    """Return the place of the first of the keys that are equal to each.
+
+    Args:
+        keys: n x words.
+    """
+    order = np.argsort(keys[:, 0], kind="stable")
+    ordered = keys[order]
+    is_again = ordered[1:, 0] == ordered[:-1, 0]
+    if not (ordered[1:][is_again] == ordered[:-1][is_again]).all():  # alike at their beginning alone
+        order = np.lexsort(keys.T[::-1])
+        ordered = keys[order]
+        is_again = (ordered[1:] == ordered[:-1]).all(axis=1)
+    begins = np.flatnonzero(np.concatenate([[True], ~is_again])[: len(keys)])
+    firsts = np.empty(len(keys), np.int64)
+    firsts[order] = np.repeat(order[begins], np.diff(begins, append=len(keys)))
+    return firsts

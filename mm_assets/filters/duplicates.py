@@ -49,6 +49,8 @@ SCHEMA = pa.schema(
 A position is null for a document. ``measure`` is the number of bits that hashes of images differ in, and the
 similarity of documents; null for exact copies. The cosine of CLIP vectors is negated, to tell it from bits.
 """
+MOST_BITS: Final = 64
+"""Bits of 256 that hashes of near copies may differ in: pictures of more are alike by chance."""
 LEAST_COSINE: Final = 0.8
 """Pictures of less have nothing in common but their kind, and bands would miss most of them."""
 
@@ -319,17 +321,19 @@ class DuplicateImages(DuplicateFilter[Any], ScoreFilter):
         "dedup_images", str, OFF, "images dropped as copies: off, exact (equal files) or near (also alike)"
     )
     distance: int = setting(
-        "dedup_distance", int, 31, "most bits of 256 that PDQ hashes of near copies differ in, 0 to 31"
+        "dedup_distance",
+        int,
+        31,
+        f"most bits of 256 that PDQ hashes of near copies differ in, 0 to {MOST_BITS}",
     )
-
     cosine: float = setting(
         "dedup_clip", float, 0.0, "least cosine (0..1) of the CLIP vectors of near copies; 0: not compared"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.distance <= 31:
-            raise FilterSettingError("dedup_distance", f"it is 0 to 31, not {self.distance}")
+        if not 0 <= self.distance <= MOST_BITS:
+            raise FilterSettingError("dedup_distance", f"it is 0 to {MOST_BITS}, not {self.distance}")
         if self.cosine and not LEAST_COSINE <= self.cosine <= 1:
             raise FilterSettingError("dedup_clip", f"it is {LEAST_COSINE:g} to 1, not {self.cosine:g}")
         if self.cosine and self.mode != NEAR:

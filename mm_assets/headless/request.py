@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 import dagster as dg
@@ -42,6 +43,7 @@ from mm_assets.terminal import ProgressLine
 Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> record
 
 _NAMED = 5  # shards in the line of a reason
+_BRIDGED = 30  # partitions in a row that a run takes because it has others on both sides
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
 _LAST_WHOLE_RUN = "mm_assets/last_whole_run"
 _RUN = re.compile(r"\brun [0-9a-f]{8}\b")
@@ -69,12 +71,13 @@ class Selection:
     """What a run shall make: partitions by the assets that they are made in.
 
     ``why`` has the reason of each partition that is due, by asset. ``skipped`` is the number of shards beyond
-    the limit.
+    the limit. ``current`` are due in nothing: a run that takes them, too, leaves them as they are.
     """
 
     groups: Mapping[tuple[dg.AssetKey, ...], Sequence[str]]
     why: Mapping[dg.AssetKey, Mapping[str, Due]]
     skipped: int = 0
+    current: frozenset[str] = frozenset()
 
     @property
     def keys(self) -> list[str]:
@@ -91,11 +94,25 @@ class Selection:
 
     def only(self, names: Collection[str]) -> Selection:
         """Return the selection with these assets alone."""
+        return self._where(lambda asset: asset.to_user_string() in names)
+
+    def without(self, names: Collection[str]) -> Selection:
+        """Return the selection without these assets."""
+        return self._where(lambda asset: asset.to_user_string() not in names)
+
+    def _where(self, is_kept: Callable[[dg.AssetKey], bool]) -> Selection:
         groups: dict[tuple[dg.AssetKey, ...], Sequence[str]] = {}
         for assets, keys in self.groups.items():
-            if kept := tuple(asset for asset in assets if asset.to_user_string() in names):
+            if kept := tuple(filter(is_kept, assets)):
                 groups[kept] = [*groups.get(kept, ()), *keys]
         return replace(self, groups=groups)
+
+    def with_more(self, more: Selection) -> Selection:
+        """Return the selection with the shards of another one, which has none of the same."""
+        groups = dict(self.groups)
+        for assets, keys in more.groups.items():
+            groups[assets] = [*groups.get(assets, ()), *keys]
+        return replace(self, groups=groups, current=more.current)
 
     def with_reasons(self, more: Mapping[dg.AssetKey, Mapping[str, Due]]) -> Selection:
         """Return the selection with reasons of partitions that have none so far."""
@@ -107,12 +124,20 @@ class Selection:
     def runs(self, order: Sequence[str]) -> list[tuple[tuple[dg.AssetKey, ...], list[str]]]:
         """Return the assets and partitions of each run.
 
+        A run takes a range of partitions, and costs as much as a look at many that are as they should be.
+
         Args:
             order: all partitions, as they were added.
         """
-        return [
-            (assets, keys) for assets, all_keys in self.groups.items() for keys in chunks(all_keys, order)
-        ]
+        positions = {key: position for position, key in enumerate(order)}
+        found = []
+        for assets, keys in self.groups.items():
+            chosen = sorted(positions[key] for key in keys)
+            gaps = [order[last + 1 : place] for last, place in pairwise(chosen)]
+            near = (gap for gap in gaps if len(gap) <= _BRIDGED and self.current.issuperset(gap))
+            between = [key for gap in near for key in gap]
+            found += [(assets, run) for run in chunks([*keys, *between], order)]
+        return found
 
     def lines(self) -> list[str]:
         """Return what would be made, and why: a line for each reason and the assets that it is true of.
@@ -131,7 +156,7 @@ class Selection:
                 own, others = places.setdefault(text, ([], []))
                 (own if root is why else others).append(asset.to_user_string())
             for text, (own, others) in places.items():
-                found.setdefault((text, self._where(own, others)), []).append(key)
+                found.setdefault((text, self._named(own, others)), []).append(key)
         lines = []
         for (text, where), keys in found.items():
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
@@ -143,7 +168,7 @@ class Selection:
         """Return why the input is due, where an asset is for no reason but that."""
         return self.why.get(why.parent, {}).get(key) if why.kind == STALE and why.parent else None
 
-    def _where(self, own: Sequence[str], others: Sequence[str]) -> str:
+    def _named(self, own: Sequence[str], others: Sequence[str]) -> str:
         """Return the assets of a reason: those that it is true of, and those that are made from these."""
         if len(own) == len(self.why) > 1:
             return f"{len(own)} assets"
@@ -178,10 +203,13 @@ def select(
     assets = [names[known(name, names, "asset")] for name in dict.fromkeys(request.assets)] or materializable
     named = [known(key, listing, "raw shard") for key in dict.fromkeys(request.shards)]
     keys = named or [*listing, *absent]
-    due = DueShards()
+    due, current = DueShards(), frozenset[str]()
     if request.kinds or explains:
         versions = {key: shard.version for key, shard in listing.items()}
-        due = DueShardFinder(instance, specs, versions).find(assets).restricted(set(keys))
+        due = DueShardFinder(instance, specs, versions).find(assets)
+        busy = {*due.partitions(), *(key for running in due.in_progress.values() for key in running)}
+        current = frozenset(key for key in listing if key not in busy)
+        due = due.restricted(set(keys))
     if request.kinds:
         due = due.where(lambda why: not why.kinds.isdisjoint(request.kinds))
         keys = due.partitions()
@@ -190,7 +218,7 @@ def select(
         groups = due.restricted(set(chosen)).by_assets()
     else:
         groups = {tuple(assets): chosen} if chosen else {}
-    return Selection(groups, due.by_asset, len(keys) - len(chosen))
+    return Selection(groups, due.by_asset, len(keys) - len(chosen), current)
 
 
 def known(name: str, names: Collection[str], what: str) -> str:

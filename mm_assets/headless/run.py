@@ -21,6 +21,7 @@ import dagster as dg
 
 from mm_assets.accounting.record import BY_ASSET, TRAINING
 from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
+from mm_assets.automation.due_shards import STALE
 from mm_assets.automation.pending_verdicts import SCORED
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.automation.whole_set import duplicates_event
@@ -206,19 +207,33 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
                 return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         root, filters = resources["maintained"].root, resources["bounds"].active()
+        job = definitions.resolve_job_def(JOB)
+        summary = RunSummary(selection.keys_by_asset, settings.max_loss)
         if FILTERED in selection.keys_by_asset and _is_first_pass_due(root, filters, is_whole):
             needed = [name for judge in filters for name in judge.statistics()]
             needed += [judge.name for judge in duplicate_filters(filters)]
             print(f"first pass: scores of all shards, for {', '.join(sorted(set(needed)))}", flush=True)
-            job = definitions.resolve_job_def(JOB)
-            if _carry_out(instance, job, selection.only(SCORED), RunSummary({}), log_level) == INTERRUPTED:
+            first = selection.only(SCORED)
+            if _carry_out(instance, job, first, summary, log_level) == INTERRUPTED:
                 return INTERRUPTED
             keys = selection.keys_by_asset[FILTERED]
-            for line in _look_at_the_whole(instance, root, filters, is_whole, keys):
-                print(line, flush=True)
+            stale = _look_at_the_whole(instance, root, filters, is_whole, keys)
+            others = tuple(key for key in listing if key in stale)
+            if summary.has_succeeded:
+                selection = selection.without(SCORED)
+            else:  # a run of all assets tells each fault once
+                summary = RunSummary(selection.keys_by_asset, settings.max_loss)
+            if others and STALE in request.kinds and request.limit is None:
+                more = select(replace(request, shards=others), instance, specs, listing)
+                selection = selection.with_more(more)
+                summary.expect(more.keys_by_asset)
+            elif others:
+                named = f"{counted(len(others), 'other shard')} with other verdicts"
+                print(f"`mm-assets run --changed` makes {named} anew", flush=True)
             definitions = build_definitions()  # their filters have the statistics
-        job = definitions.resolve_job_def(JOB)
-        code = _make(instance, job, selection, raw.locations, settings.max_loss, log_level)
+            job = definitions.resolve_job_def(JOB)
+        code = _carry_out(instance, job, selection, summary, log_level)
+        code = code or _printed(instance, summary, raw.locations, started)
         if code != INTERRUPTED:
             report_inventory(instance, definitions.resolve_asset_graph(), listing)
         if is_whole and code == 0:
@@ -293,13 +308,17 @@ def _look_at_the_whole(
     filters: Sequence[Filter[Any]],
     is_whole: bool,
     keys: Collection[str],
-) -> list[str]:
-    """Compute statistics and find duplicates, as far as filters need them; return lines about them.
+) -> set[str]:
+    """Compute statistics and find duplicates, as far as filters need them, and print lines about them.
 
     Args:
         keys: shards that are to be filtered.
+
+    Returns:
+        Other shards whose verdicts have changed.
     """
     lines: list[str] = []
+    stale: set[str] = set()
     if is_whole or missing_statistics(root, filters):
         with shard_progress() as progress:
             lines += compute_statistics(root, filters, progress).lines()
@@ -309,24 +328,10 @@ def _look_at_the_whole(
         if found.found:
             instance.report_runless_asset_event(duplicates_event(found))
         lines += found.lines()
-        if stale := set(found.changed).difference(keys):
-            others = counted(len(stale), "other shard")
-            lines.append(f"`mm-assets run` makes {others} with other verdicts anew")
-    return lines
-
-
-def _make(
-    instance: dg.DagsterInstance,
-    job: dg.JobDefinition,
-    selection: Selection,
-    locations: str,
-    max_loss: float,
-    log_level: str,
-) -> int:
-    started = time.monotonic()
-    summary = RunSummary(selection.keys_by_asset, max_loss)
-    code = _carry_out(instance, job, selection, summary, log_level)
-    return code or _printed(instance, summary, locations, started)
+        stale = set(found.changed).difference(keys)
+    for line in lines:
+        print(line, flush=True)
+    return stale
 
 
 def _carry_out(

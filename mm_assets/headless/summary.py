@@ -248,8 +248,9 @@ class RunSummary:
     """
 
     def __init__(self, keys: Mapping[str, Collection[str]], max_loss: float = 1) -> None:
-        self._expected = {each.asset: set(keys[each.asset]) for each in OUTPUTS if each.asset in keys}
-        self._keys = list(dict.fromkeys(key for asset in self._expected for key in keys[asset]))
+        self._expected: dict[str, set[str]] = {}
+        self._keys: list[str] = []
+        self.expect(keys)
         self._problems: list[Problems] = []
         self._lines: dict[str, _Line] = defaultdict(_Line)
         self._proofs: dict[tuple[str, str], bool] = {}
@@ -277,6 +278,17 @@ class RunSummary:
     def loss_share(self) -> float:
         """The share of lost members and items in all published shards, 0 to 1."""
         return self._lost / self._of if self._of else 0.0
+
+    def expect(self, keys: Mapping[str, Collection[str]]) -> None:
+        """Take into account that also these partitions are to be made, or proven, by asset."""
+        expected = self._expected
+        self._expected = {
+            each.asset: expected.get(each.asset, set()).union(keys.get(each.asset, ()))
+            for each in OUTPUTS
+            if each.asset in expected or each.asset in keys
+        }
+        new = (key for asset in self._expected for key in keys.get(asset, ()))
+        self._keys = list(dict.fromkeys([*self._keys, *new]))
 
     def add(self, instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> None:
         """Take a run into account."""

@@ -72,9 +72,17 @@ def test_images_with_more_pixels_then_bytes_then_the_smallest_id_stay(tmp_path: 
         assert copies(exact) == {"b": ("a", -1)}
 
 
+def test_of_equal_images_that_of_the_first_shard_stays(tmp_path: Path) -> None:
+    """So a new shard, whose name is mostly the last, does not change what is kept of the old ones."""
+    images = Images(31, str(tmp_path))
+    images.add(1, scores(image("a", 1, 7), image("c", 2, 0b110)))
+    images.add(0, scores(image("b", 1, 7), image("d", 3, 0b100), image("e", 3, 0b100)))
+    assert copies(images) == {"c": ("b", 1), "d": ("b", 2), "a": ("b", -1), "e": ("b", 2)}
+
+
 def test_what_is_not_compared(tmp_path: Path) -> None:
     images = Images(31, str(tmp_path))
-    flat = [image(name, 3, 0, perceptual_quality=49) for name in ("f", "g")]
+    flat = [image(name, 3, 0, perceptual_quality=19) for name in ("f", "g")]
     images.add(
         0,
         scores(
@@ -166,8 +174,8 @@ def test_images_with_like_clip_vectors_are_copies(tmp_path: Path) -> None:
         image("f", 6, 0b1, clip_embedding=[0.0, 1.0, 0.0]),  # alike by its hash
     ]
     images = Images(31, str(tmp_path), 0.95)
-    images.add(0, scores(*rows[3:]))
-    images.add(1, scores(*rows[:3]))
+    images.add(1, scores(*rows[3:]))
+    images.add(0, scores(*rows[:3]))
     found = copies(images)
     assert {name: of for name, (of, _) in found.items()} == {"b": "a", "d": "c", "f": "a"}
     assert found["b"][1] == pytest.approx(-0.96) and found["f"][1] == 1

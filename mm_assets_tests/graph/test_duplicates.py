@@ -102,7 +102,7 @@ def test_the_asset_is_there_where_duplicates_are_dropped(deploy: Deploy) -> None
     ("settings", "line"),
     [
         ({"MM_DEDUP_IMAGES": "exactly"}, "MM_DEDUP_IMAGES: it is one of off, exact, near, not 'exactly'"),
-        ({"MM_DEDUP_IMAGES": "near", "MM_DEDUP_DISTANCE": "32"}, "MM_DEDUP_DISTANCE: it is 0 to 31, not 32"),
+        ({"MM_DEDUP_IMAGES": "near", "MM_DEDUP_DISTANCE": "65"}, "MM_DEDUP_DISTANCE: it is 0 to 64, not 65"),
         (
             {"MM_DEDUP_IMAGES": "exact", "MM_DEDUP_CLIP": "0.9"},
             "MM_DEDUP_CLIP: only with dedup_images=near",
