@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -10,7 +11,7 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets_tests.cli.commands import fine
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.headless.conftest import Project
+from mm_assets_tests.headless.conftest import ASSETS, Project
 
 LONG = " ".join(f"word{number}" for number in range(200))
 WHOLE = ["metadata", "text", "image"]
@@ -40,10 +41,30 @@ def test_one_of_equal_images_stays_whatever_the_order_of_shards(project: Project
 
     project.shard("a")  # is preferred to all others
     told = fine(project.run("a", **exact)).splitlines()
-    assert "`mm-assets run` makes 2 other shards with other verdicts anew" in told
+    assert "`mm-assets run --changed` makes 2 other shards with other verdicts anew" in told
     fine(project.run(**exact))
     assert filtered(project) == {"a": WHOLE, "b": WHOLE[:2], "c": WHOLE[:2]}
     assert project.made()["filtered_parquet"] == ["[a]", "b", "c"]
+
+
+def test_a_run_of_what_is_due_makes_what_new_verdicts_change(project: Project) -> None:
+    """In one run where few shards lie between; what is as it should be stays, and scores are told once."""
+    exact = {"MM_DEDUP_DOCUMENTS": "exact"}
+    for name, text in (("b", "one"), ("c", "two"), ("d", "three")):
+        project.shard(name, text)
+    fine(project.run(**exact))
+    members: list[tuple[str, Any]] = []
+    for name, text in (("a1", "one"), ("a2", "three")):
+        members.append((f"{name}.json", {"texts": [text, None], "images": [None, f"{name}.png"]}))
+        members.append((f"{name}.png", picture(0)[1]))
+    make_tar(project.raw / "a.tar", members)  # the first shard: its documents are preferred
+    told = fine(project.run("--missing", "--changed", **exact)).splitlines()
+    assert "3 of 4 shards with other verdicts than before" in told
+    assert filtered(project) == {"a": WHOLE * 2, "b": [], "c": WHOLE, "d": []}
+    assert project.made(2).keys() == {"curated_parquet", "image_scores", "sample_scores"}
+    assert project.made(1).keys() == set(ASSETS).difference(project.made(2))
+    assert project.made()["filtered_parquet"] == ["[c]", "b", "d"]
+    assert project.run("--missing", "--changed", **exact).stdout == "nothing to do\n"
 
 
 def test_copies_of_what_was_retired_are_looked_at_anew(project: Project) -> None:
