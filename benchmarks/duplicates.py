@@ -10,7 +10,9 @@ import argparse
 import io
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ def add_to(commands: Any) -> None:
         "duplicates", help="search of duplicates: time, recall, precision (20 minutes)"
     )
     parser.add_argument("--documents", type=int, default=10_000_000)
+    parser.add_argument("--texts-to-clusters", type=int, default=1_000_000)
     parser.add_argument("--hashes", type=int, default=1_000_000)
     parser.add_argument("--digests", type=int, default=10_000_000)
     parser.add_argument("--photographs", type=Path, help="a folder of real ones; some are made")
@@ -51,7 +54,7 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure the search over made data, then decide about planted copies."""
     results = Results(f"duplicates-{options.documents}", "Duplicates")
-    _costs(results, options.documents, options.hashes, options.digests, options.peers)
+    _costs(results, options)
     _pictures(results, options.photographs, options.peers)
     _texts(results, options.texts, options.peers)
     results.publish()
@@ -64,10 +67,14 @@ def _task(name: str, python: Path | None = None, **arguments: Any) -> Measuremen
     )
 
 
-def _costs(results: Results, documents: int, hashes: int, digests: int, peers: Path | None) -> None:
+def _costs(results: Results, options: argparse.Namespace) -> None:
+    documents, hashes, digests, peers = options.documents, options.hashes, options.digests, options.peers
     signing = _task("signatures", count=20_000)
+    whole = _task("texts_to_clusters", count=options.texts_to_clusters)
+    whole = replace(whole, cpu=whole.cpu - whole.result["making"])
     found = {
         f"signatures of 20,000 documents of {_WORDS} words": signing,
+        f"texts of {options.texts_to_clusters:,} documents to clusters": whole,
         f"clusters of {documents:,} documents": _task("documents", count=documents),
         f"equal ones of {digests:,} digests": _task("digests", count=digests),
         f"PDQ hashes within {_MOST_BITS} bits, of {hashes:,}": _task("hashes", count=hashes),
@@ -117,6 +124,46 @@ def prepare_signatures(count: int) -> Work:
         for text in texts:
             signature(words_of(text))
         return {}
+
+    return work
+
+
+def prepare_texts_to_clusters(count: int) -> Work:
+    """Take the signatures of documents by shard, and find their clusters.
+
+    A fifth are those of the shard before with a few words changed. The CPU seconds that the texts take to be
+    made are told apart.
+    """
+    import pyarrow as pa
+
+    from mm_assets.duplicates.items import Documents
+
+    draw = np.random.default_rng(_SEED)
+    known = np.array(made_documents(1, 20_000)[0].split(), object)
+    images = pa.table({"sample_id": pa.array([], pa.string()), "sha256": pa.array([], pa.string())})
+
+    def work() -> dict[str, Any]:
+        making, before = 0.0, np.zeros((0, _WORDS), np.int64)
+        with tempfile.TemporaryDirectory() as folder:
+            documents = Documents(_LEAST_SIMILARITY, folder)
+            for shard in range(count // _SHARD):
+                started = time.process_time()
+                words = draw.integers(0, len(known), (_SHARD, _WORDS))
+                words[: len(before) // 5] = before[-(len(before) // 5) :] if len(before) else words[:0]
+                words[np.arange(len(before) // 5), draw.integers(0, _WORDS, len(before) // 5)] = 0
+                before = words
+                texts = [" ".join(known[row]) for row in words]
+                making += time.process_time() - started
+                signed = [signature(words_of(text)).tobytes() for text in texts]
+                scores = {
+                    "sample_id": [f"document-{shard:06}-{row:05}" for row in range(_SHARD)],
+                    "images": pa.array([0] * _SHARD, pa.int32()),
+                    "words": [_WORDS] * _SHARD,
+                    "text_digest": [f"{shard:016x}{row:016x}" for row in range(_SHARD)],
+                    "minhash": pa.array(signed, pa.binary(2 * SIGNATURE)),
+                }
+                documents.add(shard, pa.table(scores), images)
+            return {"found": len(documents.clusters()[1].copies), "making": making}
 
     return work
 

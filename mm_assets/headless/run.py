@@ -216,6 +216,8 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
             first = selection.only(SCORED)
             if _carry_out(instance, job, first, summary, log_level) == INTERRUPTED:
                 return INTERRUPTED
+            if summary.failed_steps:  # a setting is at fault, or the storage: all would fail again
+                return _printed(instance, summary, raw.locations, started)
             keys = selection.keys_by_asset[FILTERED]
             stale = _look_at_the_whole(instance, root, filters, is_whole, keys)
             others = tuple(key for key in listing if key in stale)

@@ -275,6 +275,11 @@ class RunSummary:
         return not self._unproven()
 
     @property
+    def failed_steps(self) -> int:
+        """Number of steps that failed as a whole."""
+        return sum(len(problems.steps) for problems in self._problems)
+
+    @property
     def loss_share(self) -> float:
         """The share of lost members and items in all published shards, 0 to 1."""
         return self._lost / self._of if self._of else 0.0
@@ -408,8 +413,8 @@ class RunSummary:
         if self._expected:
             print(self._proof_line())
         figures = [f"raw shards: {locations}", f"shards failed: {len(self._failed)}"]
-        if failed_steps := sum(len(problems.steps) for problems in self._problems):
-            figures[-1] += f", and {counted(failed_steps, 'step')} as a whole (see above)"
+        if self.failed_steps:
+            figures[-1] += f", and {counted(self.failed_steps, 'step')} as a whole (see above)"
         if self._of or not self._failed:  # else there is nothing of which anything could be lost
             others = " of the others" if self._failed else ""
             figures.append(f"members and items lost{others}: {_share_text(self.loss_share, self._of)}")

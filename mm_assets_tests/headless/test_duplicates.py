@@ -67,6 +67,16 @@ def test_a_run_of_what_is_due_makes_what_new_verdicts_change(project: Project) -
     assert project.run("--missing", "--changed", **exact).stdout == "nothing to do\n"
 
 
+def test_a_fault_of_the_first_pass_is_told(project: Project, tmp_path: Path) -> None:
+    project.shard("a")
+    listed = tmp_path / "list.csv"
+    listed.write_text("sample_id,position\nb,\n")
+    told = project.run(MM_DEDUP_IMAGES="exact", MM_DROP_IDS=str(listed))
+    assert (told.returncode, told.stderr) == (1, "")
+    assert f"drop_ids: {listed}: row 1: position: no value" in told.stdout
+    assert project.runs() == 1
+
+
 def test_copies_of_what_was_retired_are_looked_at_anew(project: Project) -> None:
     exact = {"MM_DEDUP_IMAGES": "exact"}
     project.shards("abc")
