@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import dagster as dg
 import pytest
 
+from mm_assets.headless.request import Selection
 from mm_assets_tests.cli.commands import fine, only_line
 from mm_assets_tests.graph.published import lost_items
 from mm_assets_tests.headless.conftest import ASSETS, Project
@@ -53,6 +57,21 @@ def test_named_shards_and_assets(project: Project) -> None:
     ]
     fine(project.run("--missing"))
     assert project.plan(*SOME) == ["0 of 3 shards would be taken"]
+
+
+def test_a_run_goes_over_a_few_shards_that_are_as_they_should_be() -> None:
+    order = [f"{number:03}" for number in range(200)]
+    asset = (dg.AssetKey("filtered_parquet"),)
+    chosen = ["000", "020", "100", "110", "111"]
+
+    def runs(current: Iterable[str]) -> list[tuple[str, str]]:
+        selection = Selection({asset: chosen}, {}, current=frozenset(current))
+        return [(keys[0], keys[-1]) for assets, keys in selection.runs(order) if assets == asset]
+
+    others = set(order).difference(chosen)
+    assert runs(others) == [("000", "020"), ("100", "111")]
+    assert runs(others - {"105"}) == [("000", "020"), ("100", "100"), ("110", "111")]
+    assert runs([]) == [("000", "000"), ("020", "020"), ("100", "100"), ("110", "111")]
 
 
 def test_shards_that_are_due_in_different_assets_are_proven_in_those(project: Project) -> None:
