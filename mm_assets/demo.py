@@ -49,7 +49,7 @@ def make_shards(
         path = folder / f"{'pdf' if is_pdf else 'web'}-{number - members if is_pdf else number:05d}.tar"
         paths.append(path)
         if not path.exists():
-            _write(path, [_sample(random.Random(f"{seed}{path.name}/{i}"), is_pdf) for i in range(samples)])
+            _write(path, [_sample(f"{seed}{path.name}/{i}", is_pdf) for i in range(samples)])
     return paths
 
 
@@ -64,7 +64,8 @@ def _write(path: Path, samples: Sequence[list[tuple[str, bytes]]]) -> None:
     temporary.rename(path)
 
 
-def _sample(rng: random.Random, is_pdf: bool) -> list[tuple[str, bytes]]:
+def _sample(seed: str, is_pdf: bool) -> list[tuple[str, bytes]]:
+    rng = random.Random(seed)
     key = f"{rng.getrandbits(96):024x}"
     texts: list[str | None] = []
     images: list[str | None] = []

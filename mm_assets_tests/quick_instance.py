@@ -20,9 +20,16 @@ from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
 
 
 class _OpenEventLog(BatchedSqliteEventLogStorage):
-    """Our event log, with databases of runs that stay open: no other process looks at them, and to close one
-    after each batch takes a quarter of a run's CPU.
+    """Our event log, with databases of runs that stay open, and partitions that no other process adds: to close
+    one after each batch takes a quarter of a run's CPU, and to look for such partitions a twentieth.
     """
+
+    def __init__(self, base_dir: str) -> None:
+        self._kept: dict[str, tuple[object, dict[str, None]]] = {}
+        super().__init__(base_dir)
+
+    def _kept_partitions(self) -> tuple[object, dict[str, tuple[object, dict[str, None]]]]:
+        return self._partition_changes, self._kept
 
     def _open(self, shard: str) -> Engine:
         if shard == INDEX_SHARD_NAME:

@@ -6,6 +6,7 @@ output root that the job `maintenance` works on).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -90,13 +91,19 @@ def filter_thresholds(
         scores: further scores that are measured.
         root: the output root.
     """
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    made = _thresholds_of(filters)
+    return made(filter_actions=list(filter_actions), scores=list(scores), root=root, **given)
+
+
+@cache
+def _thresholds_of(filters: tuple[type[Filter[Any]], ...]) -> type[FilterThresholds]:
     fields: dict[str, Any] = {known.name: _field(known) for known in settings_of(filters)}
     made = create_model(
         "FilterThresholds", __base__=FilterThresholds, __doc__=FilterThresholds.__doc__, **fields
     )
     made.filters = filters
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return made(filter_actions=list(filter_actions), scores=list(scores), root=root, **given)
+    return made
 
 
 def _field(known: FilterSetting) -> tuple[Any, Any]:

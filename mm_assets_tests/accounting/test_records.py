@@ -166,7 +166,10 @@ def test_damaged_record_counts_as_missing_and_is_told(
 
 
 def test_no_flipped_byte_is_believed(tmp_path: Path) -> None:
-    """Else one byte decides whether a shard is made again, or what a proof compares it with."""
+    """Else one byte decides whether a shard is made again, or what a proof compares it with.
+
+    Every third byte, and each bit in turn.
+    """
     ledger = Ledger(str(tmp_path))
     balance = Balance(3, 2, {}, {"bad_json": 1})
     ledger.write(record("a"), account_table("curated", "a", balance, [BAD_JSON]))
@@ -174,14 +177,15 @@ def test_no_flipped_byte_is_believed(tmp_path: Path) -> None:
     whole, (known,) = path.read_bytes(), ledger.records("curated", ["a"]).values()
     items = ledger.items("curated", "a")
     noticed = 0
-    for at in range(len(whole)):
+    places = range(0, len(whole), 3)
+    for at in places:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         found = ledger.records("curated", ["a"])
         assert not found or found["a"] == known, at
         problems = ledger.problems([known])
         noticed += bool(problems) or not found
         assert problems or ledger.items("curated", "a").equals(items), at
-    assert noticed > len(whole) / 3
+    assert noticed > len(places) / 3
 
 
 def test_the_record_is_in_the_end_of_a_large_account(root: str) -> None:

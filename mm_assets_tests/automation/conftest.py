@@ -19,10 +19,11 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 from mm_assets_tests.graph.samples import samples
+from mm_assets_tests.kept_dagster import kept_dagster
 from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import shared_workers
 
-__all__ = ["shared_workers"]
+__all__ = ["kept_dagster", "shared_workers"]
 
 
 @dataclass

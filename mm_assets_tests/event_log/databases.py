@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets_tests.graph.kept_engines import kept_engines
+from mm_assets_tests.kept_dagster import kept_engines
 
 STOCK, OURS = "stock", "ours"
 

@@ -84,7 +84,7 @@ def _difference(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, An
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("raw")
-    make_shards(folder, members=2, pdf=2, samples=2)
+    make_shards(folder, members=1, pdf=1, samples=2)
     return folder
 
 

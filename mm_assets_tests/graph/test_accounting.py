@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -17,7 +17,7 @@ import pytest
 
 from mm_assets.accounting.record import BY_ASSET
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
-from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.graph.deployment import CURATED, Deployment, failed_checks, materialized, write_tar
 from mm_assets_tests.graph.published import (
     ALL_IMAGES,
     account,
@@ -26,29 +26,35 @@ from mm_assets_tests.graph.published import (
     lost_items,
 )
 from mm_assets_tests.graph.samples import PNG, document, samples
+from mm_assets_tests.quick_instance import quick_instance
 
 Deploy = Callable[..., Deployment]
 
 
-@pytest.fixture
-def three_bad(tmp_path: Path, deploy: Deploy) -> tuple[Deployment, dict[str, bytes]]:
-    """A shard of 100 samples of which three are bad, each in its way, beside a good one."""
-    sound = samples(100)
-    bad = dict(sound)
+SOUND = samples(100)
+
+
+@pytest.fixture(scope="module")
+def three_bad(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Deployment, dg.ExecuteInProcessResult]]:
+    """A run of a shard of 100 samples of which three are bad, each in its way, beside a good one."""
+    folder = tmp_path_factory.mktemp("three_bad")
+    bad = dict(SOUND)
     bad["s010.json"] = b'{"texts": [nope'
     del bad["s020.1.png"]
     bad["s030.1.png"] = PNG[: len(PNG) // 2]
-    write_tar(tmp_path / "raw" / "bad.tar", bad)
-    write_tar(tmp_path / "raw" / "good.tar", samples(5, "g"))
-    return deploy(**ALL_IMAGES), sound
+    write_tar(folder / "raw" / "bad.tar", bad)
+    write_tar(folder / "raw" / "good.tar", samples(5, "g"))
+    with quick_instance(folder / "home") as instance:
+        environment = {"MM_WORKERS": "2", **ALL_IMAGES}
+        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
+        yield deployment, deployment.run()
 
 
-def test_three_bad_samples_of_a_hundred(
-    tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]
-) -> None:
-    deployment, sound = three_bad
-    result = deployment.run()
-    storage = tmp_path / "storage"
+def test_three_bad_samples_of_a_hundred(three_bad: tuple[Deployment, dg.ExecuteInProcessResult]) -> None:
+    deployment, result = three_bad
+    storage = Path(deployment.storage)
     assert result.success
     everywhere = {f"s{n:03d}" for n in range(100) if n not in (10, 20, 30)} | {f"g{n:03d}" for n in range(5)}
     assert ids_in_outputs(storage) == dict.fromkeys(
@@ -66,9 +72,9 @@ def test_three_bad_samples_of_a_hundred(
         "s030": "undecodable_image",
     }
     assert records["s010"]["raw"] == b'{"texts": [nope'
-    assert records["s020"]["raw"] == sound["s020.json"]
+    assert records["s020"]["raw"] == SOUND["s020.json"]
     assert records["s030"]["raw"] == PNG[: len(PNG) // 2]
-    raw = (tmp_path / "raw" / "bad.tar").read_bytes()
+    raw = Path(deployment.raw, "bad.tar").read_bytes()
     for name in ("s010", "s030"):
         at, size = records[name]["byte_offset"], records[name]["byte_size"]
         assert raw[at : at + size] == records[name]["raw"]
@@ -84,11 +90,10 @@ def test_three_bad_samples_of_a_hundred(
 
 
 def test_mended_source_closes_its_records(
-    tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]
+    tmp_path: Path, three_bad: tuple[Deployment, dg.ExecuteInProcessResult]
 ) -> None:
-    deployment, sound = three_bad
-    deployment.run()
-    write_tar(tmp_path / "raw" / "bad.tar", sound)
+    deployment = three_bad[0].copied(tmp_path)
+    write_tar(tmp_path / "raw" / "bad.tar", SOUND)
     result = deployment.run()
     storage = tmp_path / "storage"
     assert result.success
@@ -178,10 +183,10 @@ def test_a_mended_shard_does_not_take_an_id_that_another_has_published(
     write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
     write_tar(tmp_path / "raw" / "b.tar", samples(1, "twin"))
     deployment = deploy(**ALL_IMAGES)
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
     write_tar(tmp_path / "raw" / "a.tar", {**samples(1, "a"), **samples(1, "twin")})
     for keys in (["a"], None):
-        result = deployment.run(keys)
+        result = deployment.run(keys, CURATED)
         assert result.success
         assert ("raw_shards", "unique_sample_ids", "a") in failed_checks(result) or keys is None
         owner = {
@@ -241,7 +246,7 @@ def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(
 def test_a_newline_in_a_name_is_part_of_the_name(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "secret" / "outside.tar", samples(1, "outside"))
     write_tar(tmp_path / "raw" / f"x.tar\n{tmp_path}" / "secret" / "outside.tar", samples(1, "inside"))
-    deploy(**ALL_IMAGES).run()
+    deploy(**ALL_IMAGES).run(assets=CURATED)
     published = {
         i
         for path in (tmp_path / "storage" / "curated").iterdir()
@@ -264,9 +269,9 @@ def test_a_shard_may_correct_a_type_that_only_it_has(tmp_path: Path, deploy: Dep
 def test_another_shard_does_not_make_a_sound_one_anew(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "b.tar", {"b.json": document("b", x=1, y=2), "b.1.png": PNG})
     deployment = deploy(**ALL_IMAGES)
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
     write_tar(tmp_path / "raw" / "a.tar", {"a.json": document("a", y=2, x=1), "a.1.png": PNG})
-    result = deployment.run()
+    result = deployment.run(assets=CURATED)
     assert {
         key: "unchanged" in made.metadata for key, made in materialized(result)["curated_parquet"].items()
     } == {"a": False, "b": True}
@@ -408,10 +413,10 @@ def test_types_are_reconciled_over_shards_before_anything_is_written(tmp_path: P
 def test_a_shard_that_breaks_the_schema_contract_fails_alone(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", samples(2, "a"))
     deployment = deploy(**ALL_IMAGES)
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
     write_tar(tmp_path / "raw" / "b.tar", {"y.json": document("y", n="no number"), "y.1.png": PNG})
     write_tar(tmp_path / "raw" / "c.tar", {"z.json": document("z", n=2.5, added=[1]), "z.1.png": PNG})
-    result = deployment.run()
+    result = deployment.run(assets=CURATED)
     assert not result.success
     assert sorted(materialized(result)["curated_parquet"]) == ["a", "c"]
     assert ("raw_shards", "schema_contract", "b") in failed_checks(result)
@@ -423,17 +428,16 @@ def test_a_shard_that_breaks_the_schema_contract_fails_alone(tmp_path: Path, dep
     )
     assert "'n'" in str(evaluation.metadata["refused"].value)
 
-    widened = deploy(**ALL_IMAGES, MM_SCHEMA_CHANGES="widen").run()
+    widened = deploy(**ALL_IMAGES, MM_SCHEMA_CHANGES="widen").run(assets=CURATED)
     assert widened.success
     field = pq.read_schema(tmp_path / "storage" / "curated" / "b.parquet").field("n")
     assert (field.type, field.metadata[b"mm_assets:encoding"]) == (pa.string(), b"json")
 
 
 def test_checks_of_raw_shards_run_alone(
-    tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]
+    tmp_path: Path, deploy: Deploy, three_bad: tuple[Deployment, dg.ExecuteInProcessResult]
 ) -> None:
-    deployment, _ = three_bad
-    result = deployment.check("raw_shards", "integrity")
+    result = deploy(three_bad[0].raw).check("raw_shards", "integrity")
     evaluations = {e.partition: e for e in result.get_asset_check_evaluations()}
     assert {key: e.passed for key, e in evaluations.items()} == {"bad": False, "good": True, None: False}
     assert evaluations["bad"].severity == dg.AssetCheckSeverity.WARN

@@ -29,7 +29,7 @@ from mm_assets_tests.formats.parquet_of_others import (
 )
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.commands import ok
-from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_shard_checks, materialized
+from mm_assets_tests.graph.deployment import ASSETS, CURATED, Deployment, failed_shard_checks, materialized
 from mm_assets_tests.graph.published import account, lost_items
 
 Deploy = Callable[..., Deployment]
@@ -381,7 +381,7 @@ def test_tars_of_a_mac(tmp_path: Path, deploy: Deploy) -> None:
     assert contents(storage, "a") == {"a": [(0, "t"), (1, PICTURES[0])]}
     assert not list((storage / "quarantine").glob("*.parquet"))
     assert_proven(storage, 2)
-    result = deployment.run()
+    result = deployment.run(assets=CURATED)
     made = materialized(result)["curated_parquet"]["a"].metadata["left_out_members"].value
     assert made == {"count": 3, "first": ["._0.png", "._0.json", "__MACOSX/._x.json"]}
     assert not failed_shard_checks(result)
@@ -413,7 +413,7 @@ def test_surveys_of_earlier_code(tmp_path: Path, deploy: Deploy) -> None:
     survey = SurveyStore(str(storage)).read("vqa")
     assert survey is not None and survey.untaken == {"text": ("question",)}
     before = {path: path.stat().st_mtime_ns for path in (storage / "ledger" / "raw_shards").glob("*.parquet")}
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
     after = {path: path.stat().st_mtime_ns for path in before}
     assert {path.stem for path in before if before[path] != after[path]} == {"pair", "short"}
     assert contents(storage, "pair") == {"pair/0": [(0, "c"), (1, PICTURES[0])]}

@@ -310,26 +310,43 @@ def test_the_dagster_partition_goes_too(fresh: Deployment, home: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from mm_assets.accounting.retirement import Retirement
-steps = 0
-def at(step):
-    if step == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-at(-1)
-for number, _ in enumerate(Retirement(sys.argv[1]).run(["a", "b.x y"], lambda gone: at(98))):
-    at(number)
+
+def retire(storage, last):
+    def at(step):
+        if step == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+    for number, _ in enumerate(Retirement(storage).run(["a", "b.x y"], lambda gone: at(98))):
+        at(number)
+
+for storage, step in zip(sys.argv[1::2], sys.argv[2::2]):
+    child = os.fork()
+    if not child:
+        retire(storage, int(step))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+STEPS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 98]
 
 
-@pytest.mark.parametrize("step", [0, 1, 2, 3, 4, 5, 6, 7, 8, 98])
+@pytest.fixture(scope="module")
+def killed(three: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Deployment]:
+    """Storages whose retirement was killed, each at another step, in processes forked from one."""
+    copies = {step: three.copied(tmp_path_factory.mktemp("killed")) for step in STEPS}
+    for copy in copies.values():
+        for name in ("a", "b.x y"):
+            Path(copy.raw, f"{name}.tar").unlink()
+    places = [word for step, copy in copies.items() for word in (copy.storage, str(step))]
+    command = [sys.executable, "-c", _KILLED, *places]
+    done = subprocess.run(command, env=commands.environment(), check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split() == [str(-signal.SIGKILL.value)] * len(STEPS)
+    return copies
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_one_that_was_killed_is_completed_by_the_next(
-    step: int, three: Deployment, tmp_path: Path, undisturbed: dict[str, bytes]
+    step: int, killed: dict[int, Deployment], undisturbed: dict[str, bytes]
 ) -> None:
-    fresh = three.copied(tmp_path)
-    for name in ("a", "b.x y"):
-        Path(fresh.raw, f"{name}.tar").unlink()
-    command = [sys.executable, "-c", _KILLED, fresh.storage, str(step)]
-    killed = subprocess.run(command, env=commands.environment(), check=False)
-    assert killed.returncode == -signal.SIGKILL
+    fresh = killed[step]
     assert [line for line in ok(fresh, "retire").splitlines() if not line.startswith(" ")] == [
         "retiring a",
         "retiring b.x y",

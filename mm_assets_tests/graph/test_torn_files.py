@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
+from mm_assets_tests.graph.deployment import CURATED, FILTERED, Deployment, materialized, write_tar
 from mm_assets_tests.graph.published import account, lost_items
 from mm_assets_tests.graph.samples import PNG, samples
 from mm_assets_tests.quick_instance import quick_instance
@@ -29,6 +29,7 @@ DAMAGE: dict[str, Change] = {
 }
 SURVEYS = "ledger/raw_shards/?.parquet"
 FOLDERS = ("ledger/raw_shards", "scores", "sample_scores", "quarantine")
+MAKE_THEM = [*FILTERED, "quarantine"]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_files_beside_the_data(
     }
     for path in before:
         damage(path, DAMAGE[change])
-    result = copied.run()
+    result = copied.run(assets=MAKE_THEM)
     assert result.success
     assert all(set(shards) == {"a", "b"} for shards in materialized(result).values())
     # A flipped byte of a survey may be one that nobody reads.
@@ -94,7 +95,7 @@ def test_files_beside_the_data(
     assert [
         path for path in before if path not in surveys and str(path.relative_to(storage)) not in text
     ] == []
-    again = copied.run()
+    again = copied.run(assets=MAKE_THEM)
     assert all(
         event.metadata["unchanged"].value
         for shards in materialized(again).values()
@@ -125,7 +126,7 @@ def test_a_cut_quarantine_does_not_block_its_shard(
     path = tmp_path / "storage" / "quarantine" / "a.parquet"
     records = pq.read_table(path)
     path.write_bytes(path.read_bytes()[:100])
-    result = copied.run()
+    result = copied.run(assets=[*CURATED, "quarantine"])
     assert result.success
     assert pq.read_table(path).equals(records)
     assert "quarantine/a.parquet" in told(copied, result, caplog)
@@ -149,7 +150,7 @@ def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(
         )
         assert set(materialized(result)["quarantine"]) == {"b"}
         assert files(storage, "quarantine") == before
-    assert copied.run().success
+    assert copied.run(assets=[*CURATED, "quarantine"]).success
     assert files(storage, "quarantine") == before
 
 
@@ -164,7 +165,8 @@ def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, copied: Deploymen
     """Made without `image_scores`, the filter measures again; it does not go by what another hand has
     left.
     """
-    assert copied.run().success  # the instance, which all copies share, knows this one's files from here on
+    # The instance, which all copies share, knows this one's files from here on.
+    assert copied.run(assets=FILTERED).success
     storage = tmp_path / "storage"
     before, lost = files(storage, "filtered"), lost_items(storage, "filtered_parquet")
     scores = storage / "scores" / "a.parquet"

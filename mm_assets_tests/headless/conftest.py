@@ -18,9 +18,11 @@ from mm_assets.headless import run as headless_run
 from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.graph.kept_engines import kept_engines
+from mm_assets_tests.kept_dagster import kept_dagster, kept_engines
 from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import warm_workers
+
+__all__ = ["kept_dagster"]
 
 # In the order in which commands name them.
 ASSETS = [
@@ -28,6 +30,8 @@ ASSETS = [
     *("arrow_cache", "final_tars", "lance_table"),
 ]
 assert set(ASSETS) == {asset.key.to_user_string() for asset in SHARDED_ASSETS}
+# For runs of these alone, where a test is about what is filtered: half of the time.
+FILTERED = ("--assets", "curated_parquet,image_scores,sample_scores,filtered_parquet")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets_tests.cli.commands import fine
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.headless.conftest import ASSETS, Project
+from mm_assets_tests.headless.conftest import ASSETS, FILTERED, Project
 
 LONG = " ".join(f"word{number}" for number in range(200))
 WHOLE = ["metadata", "text", "image"]
@@ -40,9 +40,9 @@ def test_one_of_equal_images_stays_whatever_the_order_of_shards(project: Project
     assert "filtered by dedup_images: copy of b [1]" in project.command("explain", "c").stdout
 
     project.shard("a")  # is preferred to all others
-    told = fine(project.run("a", **exact)).splitlines()
+    told = fine(project.run("a", *FILTERED, **exact)).splitlines()
     assert "`mm-assets run --changed` makes 2 other shards with other verdicts anew" in told
-    fine(project.run(**exact))
+    fine(project.run(*FILTERED, **exact))
     assert filtered(project) == {"a": WHOLE, "b": WHOLE[:2], "c": WHOLE[:2]}
     assert project.made()["filtered_parquet"] == ["[a]", "b", "c"]
 
@@ -81,7 +81,7 @@ def test_copies_of_what_was_retired_are_looked_at_anew(project: Project) -> None
     exact = {"MM_DEDUP_IMAGES": "exact"}
     project.shards("abc")
     project.shard("d", "another text")
-    fine(project.run(**exact))
+    fine(project.run(*FILTERED, **exact))
     assert filtered(project) == {"a": WHOLE, **dict.fromkeys("bcd", WHOLE[:2])}
     (project.raw / "a.tar").unlink()
     fine(project.command("retire", **exact))
@@ -90,8 +90,10 @@ def test_copies_of_what_was_retired_are_looked_at_anew(project: Project) -> None
         "c.parquet",
         "d.parquet",
     ]
-    assert "other duplicates: 3 shards in filtered_parquet" in " ".join(project.plan("--changed", **exact))
-    fine(project.run(**exact))
+    assert "other duplicates: 3 shards in filtered_parquet" in " ".join(
+        project.plan("--changed", *FILTERED, **exact)
+    )
+    fine(project.run(*FILTERED, **exact))
     assert filtered(project) == {"b": WHOLE, "c": WHOLE[:2], "d": WHOLE[:2]}
 
 
@@ -129,7 +131,7 @@ def test_every_image_stays_somewhere(project: Project) -> None:
         members = [(f"{name}.{image}.png", picture(ord(image))[1]) for image in shown]
         document = {"texts": [None] * len(shown), "images": [member for member, _ in members]}
         make_tar(project.raw / f"{name}.tar", [(f"{name}.json", document), *members])
-    fine(project.run(MM_DEDUP_IMAGES="exact", MM_MIN_IMAGES="2"))
+    fine(project.run(*FILTERED, MM_DEDUP_IMAGES="exact", MM_MIN_IMAGES="2"))
     assert filtered(project) == {
         "w": [],
         "x": ["metadata", "image", "image"],
@@ -157,7 +159,7 @@ def test_only_shards_with_other_verdicts_are_filtered_again(project: Project) ->
     assert fine(project.run(**near)).startswith("nothing to do")
 
     project.shard("d", LONG.replace("word50", "other"))
-    fine(project.run(**near))
+    fine(project.run(*FILTERED, **near))
     assert filtered(project) == {"a": WHOLE, "b": [], "c": WHOLE, "d": []}
     assert project.made()["filtered_parquet"] == ["[a]", "[b]", "[c]", "d"]
 
@@ -166,10 +168,10 @@ def test_a_whole_run_sees_what_the_command_has_found(project: Project) -> None:
     settings = {"MM_DEDUP_IMAGES": "exact", "MM_MIN_WORDS": "2"}
     project.shard("a", "one")
     project.shard("b", "one two")
-    fine(project.run(**settings))
+    fine(project.run(*FILTERED, **settings))
     assert filtered(project) == {"a": [], "b": WHOLE}  # what another filter drops has no copies
 
-    refused = project.run(MM_DEDUP_IMAGES="near")
+    refused = project.run(*FILTERED, MM_DEDUP_IMAGES="near")
     assert "images: 1 copy of 2 images" in refused.stdout
     assert filtered(project) == {"a": WHOLE, "b": WHOLE[:2]}
 
@@ -177,7 +179,7 @@ def test_a_whole_run_sees_what_the_command_has_found(project: Project) -> None:
 def test_a_shard_without_verdicts_fails_and_says_what_to_do(project: Project) -> None:
     project.shard("a")
     project.shard("b")
-    fine(project.run("a", MM_DEDUP_IMAGES="exact"))
+    fine(project.run("a", *FILTERED, MM_DEDUP_IMAGES="exact"))
     fine(project.run("--assets", "curated_parquet,image_scores,sample_scores", MM_DEDUP_IMAGES="exact"))
     told = project.command("duplicates", "--set", "dedup_images=exact").stdout
     assert "images: 1 copy of 2 images (50.0%)" in told
@@ -192,7 +194,7 @@ def test_copies_and_what_stays_are_shown_side_by_side(project: Project) -> None:
     project.shard("a", LONG)
     project.shard("b", f"{LONG} more")  # stays
     project.shard("c", "another text")
-    fine(project.run(**settings))
+    fine(project.run(*FILTERED, **settings))
 
     image = fine(project.command("show", "c"))
     assert "    stays in its place: b [1], image 21x22 png 1.5 KB" in image.splitlines()

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.headless import request
-from mm_assets_tests.headless.conftest import Project
+from mm_assets_tests.headless.conftest import FILTERED, Project
 
 
 def test_scores_of_all_shards_come_first(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_scores_of_all_shards_come_first(project: Project, monkeypatch: pytest.M
     project.broken("c")
     rank = {"MM_KEEP_SAMPLES": "words_percent_rank >= 0.5"}
 
-    done = project.run(**rank)
+    done = project.run(*FILTERED, **rank)
 
     told = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (1, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets_tests.graph.kept_engines import kept_engines
+from mm_assets_tests.kept_dagster import kept_engines
 from mm_assets_tests.live.automated import Storage, in_sqlite
 from mm_assets_tests.live.daemon import DagsterDev
 from mm_assets_tests.live.s3_server import S3Server, s3_server

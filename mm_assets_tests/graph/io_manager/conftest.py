@@ -11,6 +11,7 @@ import pytest
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets_tests.graph.io_manager import toy
+from mm_assets_tests.kept_dagster import kept_engines
 from mm_assets_tests.quick_instance import quick_instance
 
 
@@ -93,5 +94,8 @@ def deployment(tmp_path: Path) -> Iterator[Toy]:
 @pytest.fixture
 def deployment_on_disk(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
     """For runs whose steps are processes: they meet in the event log."""
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
+    with (
+        kept_engines(),
+        dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance,
+    ):
         yield Toy(tmp_path, instance)

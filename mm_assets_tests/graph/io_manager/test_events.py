@@ -15,6 +15,7 @@ from dagster._core.execution import context_creation_job
 from mm_assets.graph import dagster_internals, instance_queries
 from mm_assets.graph.messages import Shard
 from mm_assets_tests.event_log.databases import OURS, open_instance
+from mm_assets_tests.kept_dagster import kept_engines
 
 PARTS = dg.StaticPartitionsDefinition([f"p{n}" for n in range(5)])
 KEYS = list(PARTS.get_partition_keys())
@@ -23,7 +24,7 @@ KEY = dg.AssetKey("probe")
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as sqlite:
+    with kept_engines(), dg.instance_for_test() as sqlite:
         yield sqlite
 
 

@@ -191,4 +191,4 @@ def parallel_job(raw: str, root: str) -> dg.JobDefinition:
     """
     forked = {"start_method": {"forkserver": {"preload_modules": [__name__]}}}
     executor = dg.multiprocess_executor.configured(forked)
-    return definitions(raw, root, executor=executor).resolve_job_def("two")
+    return definitions(raw, root, executor=executor, processes=1).resolve_job_def("two")

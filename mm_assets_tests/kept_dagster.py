@@ -1,0 +1,65 @@
+"""What Dagster reads, infers or compiles anew each time, kept: what lies on the disk is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from dagster._config.pythonic_config import resource
+from dagster._core.storage.event_log.sqlite import sqlite_event_log
+from sqlalchemy import Engine
+
+
+@pytest.fixture(scope="package", autouse=True)
+def kept_dagster() -> Iterator[None]:
+    """For a `conftest.py` to import: the tests below it read Dagster's migrations once, 170 files that it
+    reads for each database that it opens, and infer the fields of each class of resources once, of which a
+    run makes a hundred resources.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", _by_location(ScriptDirectory.from_config))
+        name = "infer_schema_from_config_class"
+        patch.setattr(resource, name, _by_class(getattr(resource, name)))
+        yield
+
+
+def _by_location(read: Callable[[Config], ScriptDirectory]) -> Callable[[Config], ScriptDirectory]:
+    kept: dict[str | None, ScriptDirectory] = {}
+
+    def known(config: Config) -> ScriptDirectory:
+        location = config.get_main_option("script_location")
+        return kept.get(location) or kept.setdefault(location, read(config))
+
+    return known
+
+
+def _by_class(infer: Callable[..., Any]) -> Callable[..., Any]:
+    kept: dict[tuple[type, frozenset[str]], Any] = {}
+
+    def known(cls: type, *, fields_to_omit: set[str], **defaults: Any) -> Any:
+        if defaults:
+            return infer(cls, fields_to_omit=fields_to_omit, **defaults)
+        key = (cls, frozenset(fields_to_omit))
+        return kept.get(key) or kept.setdefault(key, infer(cls, fields_to_omit=fields_to_omit))
+
+    return known
+
+
+@contextmanager
+def kept_engines() -> Iterator[None]:
+    """Use one engine for each database of Dagster's SQLite event log until the end of the block. It makes one
+    for each statement, and an engine that is new has to compile what it has compiled before.
+    """
+    engines: dict[str, Engine] = {}
+    create = sqlite_event_log.create_engine
+
+    def kept(url: str, **options: Any) -> Engine:
+        return engines.get(url) or engines.setdefault(url, create(url, **options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite_event_log, "create_engine", kept)
+        yield
