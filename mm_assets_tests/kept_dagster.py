@@ -11,7 +11,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from dagster._config.pythonic_config import resource
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
-from sqlalchemy import Engine
+from dagster._core.storage.runs.sqlite import sqlite_run_storage
+from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
+from sqlalchemy import Engine, create_engine
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -51,15 +53,15 @@ def _by_class(infer: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def kept_engines() -> Iterator[None]:
-    """Use one engine for each database of Dagster's SQLite event log until the end of the block. It makes one
-    for each statement, and an engine that is new has to compile what it has compiled before.
+    """Use one engine for each of Dagster's SQLite databases until the end of the block. It makes one for each
+    statement, and an engine that is new has to compile what it has compiled before.
     """
     engines: dict[str, Engine] = {}
-    create = sqlite_event_log.create_engine
 
     def kept(url: str, **options: Any) -> Engine:
-        return engines.get(url) or engines.setdefault(url, create(url, **options))
+        return engines.get(url) or engines.setdefault(url, create_engine(url, **options))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_event_log, "create_engine", kept)
+        for module in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):
+            patch.setattr(module, "create_engine", kept)
         yield

@@ -20,8 +20,8 @@ from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
 
 
 class _OpenEventLog(BatchedSqliteEventLogStorage):
-    """Our event log, with databases of runs that stay open, and partitions that no other process adds: to close
-    one after each batch takes a quarter of a run's CPU, and to look for such partitions a twentieth.
+    """Our event log for a home that no other process looks at: databases of runs stay open, as to close one
+    after each batch takes a quarter of a run's CPU, and nobody else adds partitions.
     """
 
     def __init__(self, base_dir: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def open_instance(
     home.mkdir(parents=True, exist_ok=True)
     overrides = {"event_log_storage": _storage(home, kind, postgres_url), **settings}
     with ExitStack() as opened:
-        opened.enter_context(kept_engines() if kind == STOCK else nullcontext())
+        opened.enter_context(kept_engines())
         with open(home / "lock", "w") as lock:  # each process writes dagster.yaml, and reads it
             flock(lock, LOCK_EX)
             instance = opened.enter_context(dg.instance_for_test(temp_dir=str(home), overrides=overrides))
