@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
@@ -52,3 +54,34 @@ def quick_instance(home: Path) -> dg.DagsterInstance:
         run_coordinator=DefaultRunCoordinator(),
         run_launcher=SyncInMemoryRunLauncher(),
     )
+
+
+def copy_of(instance: dg.DagsterInstance, home: Path, old: Path, new: Path) -> dg.DagsterInstance:
+    """Make an instance with the runs and events of another quick one, as if all below ``old`` lay in ``new``.
+
+    To copy what runs have left is many times faster than to run again.
+    """
+    instance.event_log_storage.flush()
+    folder = home / "history" / "runs"
+    folder.mkdir(parents=True)
+    for path in Path(instance.root_directory, "history", "runs").glob("*.db"):
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(folder / path.name)) as target:
+            source.backup(target)
+            _move(target, old, new)
+    copy = quick_instance(home)
+    source, target = (each.run_storage._held_conn.connection for each in (instance, copy))
+    source.backup(target.dbapi_connection)
+    _move(target.dbapi_connection, old, new)
+    return copy
+
+
+def _move(database: sqlite3.Connection, old: Path, new: Path) -> None:
+    """Replace a folder in all texts."""
+    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        for _, column, kind, *_ in database.execute(f"PRAGMA table_info({table})").fetchall():
+            if kind in ("TEXT", "VARCHAR(512)", "VARCHAR(255)", "VARCHAR"):
+                database.execute(
+                    f'UPDATE {table} SET "{column}" = replace("{column}", ?, ?) WHERE instr("{column}", ?)',
+                    (f"{old}/", f"{new}/", f"{old}/"),
+                )
+    database.commit()

@@ -144,11 +144,48 @@ def looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backfills, "LOOK_AGAIN_SECONDS", 0)
 
 
-@pytest.fixture
-def operated(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
-    """With the event log that `dagster.yaml` names."""
-    with quick_instance(tmp_path_factory.mktemp("dagster_home")) as instance:
-        found = Operated(str(tmp_path / "raw"), str(tmp_path / "storage"), instance, {"MM_WORKERS": "1"})
+@contextmanager
+def _four_shards(folder: Path) -> Iterator[Operated]:
+    with quick_instance(folder / "dagster_home") as instance:
+        found = Operated(str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1"})
         for name in "abcd":
             found.shard(name)
         yield found
+
+
+@pytest.fixture
+def operated(tmp_path: Path) -> Iterator[Operated]:
+    """Raw shards a to d, of which nothing is made; with the event log that `dagster.yaml` names."""
+    with _four_shards(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    with _four_shards(tmp_path_factory.mktemp("made")) as found:
+        assert found.run().success
+        yield found
+
+
+@pytest.fixture
+def made(_made_once: Operated, tmp_path: Path) -> Iterator[Operated]:
+    """After a run of all."""
+    copy = _made_once.copied(tmp_path)
+    with copy.instance:
+        yield copy
+
+
+@pytest.fixture(scope="package")
+def _failed_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    with _four_shards(tmp_path_factory.mktemp("failed")) as found:
+        Path(found.raw, "b.tar").write_bytes(b"no tar" * 100)
+        assert not found.run().success
+        yield found
+
+
+@pytest.fixture
+def failed(_failed_once: Operated, tmp_path: Path) -> Iterator[Operated]:
+    """After a run of all, in which b has failed: it is no tar."""
+    copy = _failed_once.copied(tmp_path)
+    with copy.instance:
+        yield copy

@@ -23,43 +23,40 @@ def states(operated: Operated) -> dict[str, tuple[bool, str]]:
     }
 
 
-def test_a_replaced_raw_shard_makes_every_asset_stale_until_it_is_made_again(operated: Operated) -> None:
-    assert operated.run().success
-    assert states(operated) == {}, "a run that makes assets does not look at all others"
-    assert operated.tick(name="new_shards") == "9 checks have passed"
-    assert states(operated) == dict.fromkeys(["raw_shards", *ASSETS], (True, ""))
-    operated.shard("b", 2)
-    operated.tick(name="new_shards")
-    found = states(operated)
+def test_a_replaced_raw_shard_makes_every_asset_stale_until_it_is_made_again(made: Operated) -> None:
+    assert states(made) == {}, "a run that makes assets does not look at all others"
+    assert made.tick(name="new_shards") == "9 checks have passed"
+    assert states(made) == dict.fromkeys(["raw_shards", *ASSETS], (True, ""))
+    made.shard("b", 2)
+    made.tick(name="new_shards")
+    found = states(made)
     assert found.pop("raw_shards") == (True, "")
     assert {passed for passed, _ in found.values()} == {False}
     assert found["curated_parquet"] == (False, "1 shard is stale: the raw shard has changed")
     assert found["final_tars"] == (False, "1 shard is stale: filtered_parquet is due")
-    logged = operated.instance.event_log_storage.get_maximum_record_id()
-    assert operated.tick(name="new_shards") == "4 raw shards are known"
-    assert operated.instance.event_log_storage.get_maximum_record_id() == logged, "said once"
-    assert operated.run().success
-    operated.tick(name="new_shards")
-    assert set(states(operated).values()) == {(True, "")}
+    logged = made.instance.event_log_storage.get_maximum_record_id()
+    assert made.tick(name="new_shards") == "4 raw shards are known"
+    assert made.instance.event_log_storage.get_maximum_record_id() == logged, "said once"
+    assert made.run().success
+    made.tick(name="new_shards")
+    assert set(states(made).values()) == {(True, "")}
 
 
-def test_a_replaced_raw_shard_is_observed_at_once(operated: Operated) -> None:
-    assert operated.run().success
-    operated.shard("b", 2)
-    operated.tick(name="new_shards")
-    (record,) = operated.instance.fetch_observations(dg.AssetKey("raw_shards"), limit=1).records
+def test_a_replaced_raw_shard_is_observed_at_once(made: Operated) -> None:
+    made.shard("b", 2)
+    made.tick(name="new_shards")
+    (record,) = made.instance.fetch_observations(dg.AssetKey("raw_shards"), limit=1).records
     assert record.partition_key == "b" and record.run_id == ""
 
 
-def test_a_removed_raw_shard_is_told_until_it_is_back(operated: Operated) -> None:
-    assert operated.run().success
-    Path(operated.raw, "a.tar").rename(Path(operated.raw, "a.gone"))
-    operated.tick(name="new_shards")
+def test_a_removed_raw_shard_is_told_until_it_is_back(made: Operated) -> None:
+    Path(made.raw, "a.tar").rename(Path(made.raw, "a.gone"))
+    made.tick(name="new_shards")
     line = "1 raw shard is gone; mm-assets retire removes the outputs"
-    assert states(operated) == dict.fromkeys(ASSETS, (True, "")) | {"raw_shards": (False, line)}
-    Path(operated.raw, "a.gone").rename(Path(operated.raw, "a.tar"))
-    operated.tick(name="new_shards")
-    assert states(operated)["raw_shards"] == (True, "")
+    assert states(made) == dict.fromkeys(ASSETS, (True, "")) | {"raw_shards": (False, line)}
+    Path(made.raw, "a.gone").rename(Path(made.raw, "a.tar"))
+    made.tick(name="new_shards")
+    assert states(made)["raw_shards"] == (True, "")
 
 
 def test_nothing_is_gone_while_a_location_cannot_be_listed(operated: Operated) -> None:
@@ -73,11 +70,10 @@ def test_nothing_is_gone_while_a_location_cannot_be_listed(operated: Operated) -
     assert states(operated)["raw_shards"] == (True, "")
 
 
-def test_a_changed_bound_makes_stale_what_it_decides(operated: Operated) -> None:
-    assert operated.run().success
-    operated.environment["MM_MAX_ASPECT_RATIO"] = "3"
-    operated.tick(name="new_shards")
-    found = {asset: summary for asset, (passed, summary) in states(operated).items() if not passed}
+def test_a_changed_bound_makes_stale_what_it_decides(made: Operated) -> None:
+    made.environment["MM_MAX_ASPECT_RATIO"] = "3"
+    made.tick(name="new_shards")
+    found = {asset: summary for asset, (passed, summary) in states(made).items() if not passed}
     is_due = "4 shards are stale: filtered_parquet is due"
     assert found == dict.fromkeys(["arrow_cache", "final_tars", "lance_table"], is_due) | {
         "filtered_parquet": "4 shards are stale: MM_MAX_ASPECT_RATIO was unset, is 3.0"
@@ -100,9 +96,8 @@ def test_each_check_of_what_was_made_is_evaluated_and_stays_so(operated: Operate
     assert operated.overview("raw_shards", PRESENT.name)[0]
 
 
-def test_a_run_that_was_lost_before_it_looked_keeps_nothing_from_being_told(operated: Operated) -> None:
-    assert operated.run().success
-    operated.instance.report_run_failed(operated.planned_run(), "its process has died")
-    operated.shard("e")
-    assert operated.tick(name="new_shards").startswith("1 new raw shard")
-    assert set(states(operated).values()) == {(True, "")}
+def test_a_run_that_was_lost_before_it_looked_keeps_nothing_from_being_told(made: Operated) -> None:
+    made.instance.report_run_failed(made.planned_run(), "its process has died")
+    made.shard("e")
+    assert made.tick(name="new_shards").startswith("1 new raw shard")
+    assert set(states(made).values()) == {(True, "")}

@@ -1,7 +1,6 @@
 """The job `refresh`: backfills of what is missing, failed or stale, and of nothing else."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -14,34 +13,34 @@ from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
 
 
-def test_missing_failed_and_stale_shards_are_made(operated: Operated) -> None:
-    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run().success
-    operated.shard("c", 2)
-    operated.shard("e")
-    operated.tick(name="new_shards")
-    assert operated.run_job("refresh")
-    told = operated.tick(name="new_shards")
-    assert operated.backfills() == [("schedule refresh", {asset: ["b", "c", "e"] for asset in ASSETS})]
-    (backfill,) = operated.instance.get_backfills()
+def test_missing_failed_and_stale_shards_are_made(failed: Operated) -> None:
+    failed.shard("c", 2)
+    failed.shard("e")
+    failed.tick(name="new_shards")
+    assert failed.run_job("refresh")
+    told = failed.tick(name="new_shards")
+    assert failed.backfills() == [("schedule refresh", {asset: ["b", "c", "e"] for asset in ASSETS})]
+    (backfill,) = failed.instance.get_backfills()
     why = "3 shards: 1 failed before, 1 the raw shard has changed, 1 never made"
     assert (backfill.title, backfill.tags[WHY]) == (why, why)
     assert f"backfill {backfill.backfill_id} of {why}" in told
-    assert operated.run_job("refresh")
-    operated.tick(name="new_shards")
-    assert len(operated.backfills()) == 1, "the first one has not ended"
+    assert failed.run_job("refresh")
+    failed.tick(name="new_shards")
+    assert len(failed.backfills()) == 1, "the first one has not ended"
 
 
-def test_of_what_is_up_to_date_nothing_is_made(operated: Operated) -> None:
-    assert operated.run().success
-    assert operated.run_job("refresh")
-    operated.tick(name="new_shards")
-    assert operated.backfills() == []
+def test_of_what_is_up_to_date_nothing_is_made(made: Operated) -> None:
+    assert made.run_job("refresh")
+    made.tick(name="new_shards")
+    assert made.backfills() == []
 
 
-def test_it_fails_where_the_sensor_that_launches_is_stopped(operated: Operated) -> None:
+def test_it_fails_where_the_sensor_that_launches_is_stopped(
+    operated: Operated, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Else it would find shards each night, and nobody would make them."""
-    with dg.instance_for_test() as instance:  # one that keeps what sensors do
+    home = tmp_path_factory.mktemp("home")
+    with dg.instance_for_test(temp_dir=str(home)) as instance:  # one that keeps what sensors do
         stopping = replace(operated, instance=instance)
         stopping.tick(name="new_shards")
         Writer(instance).stopped("new_shards")

@@ -58,57 +58,49 @@ def test_what_a_backfill_or_a_run_is_about_to_make_is_not_asked_for_again(operat
     assert len(operated.backfills()) == 2
 
 
-def test_only_the_mode_all_takes_changed_shards_and_settings(operated: Operated) -> None:
-    assert operated.run().success
-    operated.shard("c", 2)
-    operated.environment["MM_MIN_ASPECT_RATIO"] = "0.5"
+def test_only_the_mode_all_takes_changed_shards_and_settings(made: Operated) -> None:
+    made.shard("c", 2)
+    made.environment["MM_MIN_ASPECT_RATIO"] = "0.5"
     for mode in ("new", "off"):
-        assert operated.tick(mode) == "nothing is due"
-    operated.tick("all")
-    operated.tick("all")
+        assert made.tick(mode) == "nothing is due"
+    made.tick("all")
+    made.tick("all")
     by_shards = {tuple(keys): sorted(a for a in targets if targets[a] == keys)
-                 for _, targets in operated.backfills() for keys in targets.values()}  # fmt: skip
+                 for _, targets in made.backfills() for keys in targets.values()}  # fmt: skip
     assert by_shards == {("c",): sorted(ASSETS), ("a", "b", "d"): AFTER_FILTER}
 
 
-def test_a_failed_shard_is_left_alone_until_it_is_mended(operated: Operated) -> None:
-    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run().success
-    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
-    operated.shard("b")
-    assert operated.tick("new") == "nothing is due"
-    operated.tick("all")
-    operated.tick("all")
-    assert operated.backfills() == [("sensor automation", {asset: ["b"] for asset in ASSETS})]
+def test_a_failed_shard_is_left_alone_until_it_is_mended(failed: Operated) -> None:
+    assert [failed.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    failed.shard("b")
+    assert failed.tick("new") == "nothing is due"
+    failed.tick("all")
+    failed.tick("all")
+    assert failed.backfills() == [("sensor automation", {asset: ["b"] for asset in ASSETS})]
 
 
-def test_a_failed_shard_is_taken_when_a_setting_has_changed_since(operated: Operated) -> None:
-    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run().success
-    assert operated.tick("all") == "nothing is due"
-    operated.environment["MM_SAMPLE_ID_FIELD"] = "name"
-    operated.tick("all")
-    operated.tick("all")
-    assert operated.backfills() == [("sensor automation", {asset: list("abcd") for asset in ASSETS})]
+def test_a_failed_shard_is_taken_when_a_setting_has_changed_since(failed: Operated) -> None:
+    assert failed.tick("all") == "nothing is due"
+    failed.environment["MM_SAMPLE_ID_FIELD"] = "name"
+    failed.tick("all")
+    failed.tick("all")
+    assert failed.backfills() == [("sensor automation", {asset: list("abcd") for asset in ASSETS})]
 
 
-def test_a_shard_that_lost_too_much_is_taken_once_when_the_bound_has_changed(operated: Operated) -> None:
-    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run().success
-    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
-    operated.environment["MM_MAX_LOSS"] = "0.9"
-    operated.tick("all")
-    operated.tick("all")
-    assert operated.backfills() == [("sensor automation", {asset: ["b"] for asset in ASSETS})]
-    operated.finish_backfills()
-    assert not operated.run(["b"]).success
-    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+def test_a_shard_that_lost_too_much_is_taken_once_when_the_bound_has_changed(failed: Operated) -> None:
+    assert [failed.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    failed.environment["MM_MAX_LOSS"] = "0.9"
+    failed.tick("all")
+    failed.tick("all")
+    assert failed.backfills() == [("sensor automation", {asset: ["b"] for asset in ASSETS})]
+    failed.finish_backfills()
+    assert not failed.run(["b"]).success
+    assert [failed.tick("all") for _ in range(2)] == ["nothing is due"] * 2
 
 
-def test_removed_raw_shards_are_left_alone(operated: Operated) -> None:
-    assert operated.run().success
-    Path(operated.raw, "a.tar").unlink()
-    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+def test_removed_raw_shards_are_left_alone(made: Operated) -> None:
+    Path(made.raw, "a.tar").unlink()
+    assert [made.tick("all") for _ in range(2)] == ["nothing is due"] * 2
 
 
 def test_raw_shards_that_cannot_be_listed_are_a_line(operated: Operated) -> None:
@@ -116,15 +108,14 @@ def test_raw_shards_that_cannot_be_listed_are_a_line(operated: Operated) -> None
     assert operated.tick() == f"no raw shards: {operated.raw}: no such file"
 
 
-def test_what_is_made_from_a_shard_that_stays_failed_is_not_asked_for(operated: Operated) -> None:
+def test_what_is_made_from_a_shard_that_stays_failed_is_not_asked_for(made: Operated) -> None:
     """Else it would be launched again for ever: it is made from the version before, and due again."""
-    assert operated.run().success
-    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run(assets=["curated_parquet"]).success
-    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
-    Path(operated.raw, "e.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run(assets=["curated_parquet"]).success
-    assert [operated.tick("new") for _ in range(2)] == ["nothing is due"] * 2
+    Path(made.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not made.run(assets=["curated_parquet"]).success
+    assert [made.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    Path(made.raw, "e.tar").write_bytes(b"no tar" * 100)
+    assert not made.run(assets=["curated_parquet"]).success
+    assert [made.tick("new") for _ in range(2)] == ["nothing is due"] * 2
 
 
 def test_shards_of_a_run_that_was_lost_are_taken_again_after_a_while(
@@ -154,23 +145,19 @@ def policy(operated: Operated, name: str) -> dict[str, dict[str, Any]]:
     return {"ingest_io_manager": {"root": operated.storage, "on_materialize_error": name}}
 
 
-def test_a_launchpad_run_with_other_bounds_has_no_failed_shard_retried(operated: Operated) -> None:
+def test_a_launchpad_run_with_other_bounds_has_no_failed_shard_retried(failed: Operated) -> None:
     """What lies below the failed input would fail again: its input is missing."""
-    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run().success
-    assert operated.run(["a"], ["filtered_parquet"], launchpad=OTHER_BOUNDS).success
+    assert failed.run(["a"], ["filtered_parquet"], launchpad=OTHER_BOUNDS).success
     for _ in range(3):
-        operated.tick("all")
-    assert operated.backfills() == [("sensor automation", {asset: ["a"] for asset in AFTER_FILTER})]
+        failed.tick("all")
+    assert failed.backfills() == [("sensor automation", {asset: ["a"] for asset in AFTER_FILTER})]
 
 
-def test_a_launchpad_run_with_another_policy_has_no_failed_shard_retried(operated: Operated) -> None:
-    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run().success
-    assert operated.run(["a"], CURATED, launchpad=policy(operated, "drop_row")).success
+def test_a_launchpad_run_with_another_policy_has_no_failed_shard_retried(failed: Operated) -> None:
+    assert failed.run(["a"], CURATED, launchpad=policy(failed, "drop_row")).success
     for _ in range(3):
-        operated.tick("all")
-    assert [assets["curated_parquet"] for _, assets in operated.backfills()] == [["a"]]
+        failed.tick("all")
+    assert [assets["curated_parquet"] for _, assets in failed.backfills()] == [["a"]]
 
 
 def test_a_shard_that_failed_in_a_launchpad_run_alone_is_taken_again(operated: Operated) -> None:
@@ -184,11 +171,9 @@ def test_a_shard_that_failed_in_a_launchpad_run_alone_is_taken_again(operated: O
 
 
 def test_a_shard_below_a_failed_one_is_not_taken_after_its_own_run_was_lost(
-    operated: Operated, monkeypatch: pytest.MonkeyPatch
+    failed: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
-    assert not operated.run().success
-    lost = operated.planned_run(["b"], AFTER_FILTER)
-    operated.instance.report_run_failed(lost, "storage out of reach")
+    lost = failed.planned_run(["b"], AFTER_FILTER)
+    failed.instance.report_run_failed(lost, "storage out of reach")
     monkeypatch.setattr(due_shards, "_RETRY_SECONDS", -1)
-    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    assert [failed.tick("all") for _ in range(2)] == ["nothing is due"] * 2

@@ -82,5 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 @pytest.fixture
-def copied(made: Deployment, tmp_path: Path) -> Deployment:
-    return made.copied(tmp_path)
+def copied(made: Deployment, tmp_path: Path) -> Iterator[Deployment]:
+    deployment = made.copied(tmp_path)
+    with deployment.instance:
+        yield deployment

@@ -20,6 +20,7 @@ from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets.storage.small_files import unseal
 from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.quick_instance import copy_of
 
 
 class Loading(LoadingContext):
@@ -57,11 +58,12 @@ class Deployment:
     environment: dict[str, str]
 
     def copied(self, folder: Path) -> Deployment:
-        """The same, with a copy of its raw shards and outputs in a folder to change them there."""
+        """The same in another folder, to change it there: raw shards, outputs, runs and events."""
         for path, name in ((self.raw, "raw"), (self.storage, "storage")):
             shutil.copytree(path, folder / name)
+        instance = copy_of(self.instance, folder / "dagster_home", Path(self.raw).parent, folder)
         raw, storage = str(folder / "raw"), str(folder / "storage")
-        return replace(self, raw=raw, storage=storage, environment=dict(self.environment))
+        return replace(self, raw=raw, storage=storage, instance=instance, environment=dict(self.environment))
 
     def run(
         self,

@@ -196,33 +196,26 @@ def test_a_mended_shard_does_not_take_an_id_that_another_has_published(
         assert owner == {"a": {"a000"}, "b": {"twin000"}}
 
 
-def test_a_torn_record_costs_its_own_shard_only(tmp_path: Path, deploy: Deploy) -> None:
-    write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
-    write_tar(tmp_path / "raw" / "b.tar", samples(1, "b"))
-    deployment = deploy(**ALL_IMAGES)
-    assert deployment.run().success
+def test_a_torn_record_costs_its_own_shard_only(tmp_path: Path, copied: Deployment) -> None:
     for asset in ("curated_parquet", "lance_table"):
-        account(tmp_path / "storage", asset, "a").write_bytes(b"")
+        account(tmp_path / "storage", asset, "p").write_bytes(b"")
     (proofs,) = (tmp_path / "storage" / "proof" / "final_tars").iterdir()
     proofs.write_bytes(b"")
     (tmp_path / "storage" / "proof" / "proof.json").unlink()
-    result = deployment.run()
+    result = copied.run()
     assert result.success
     assert failed_checks(result) == set()
     unchanged = {
         key: "unchanged" in made.metadata for key, made in materialized(result)["curated_parquet"].items()
     }
-    assert unchanged == {"a": False, "b": True}
+    assert unchanged == {"p": False, "q": True}
     proof = json.loads((tmp_path / "storage" / "proof" / "proof.json").read_text())
     assert {asset: total["shards"] for asset, total in proof["assets"].items()} == dict.fromkeys(BY_ASSET, 2)
 
 
 def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(
-    tmp_path: Path, deploy: Deploy
+    tmp_path: Path, copied: Deployment
 ) -> None:
-    write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
-    deployment = deploy(**ALL_IMAGES)
-    assert deployment.run().success
     name_it = "from mm_assets.storage.files import temporary_name as name; print(name('a.parquet'))"
     left = subprocess.run(
         [sys.executable, "-c", name_it], check=True, capture_output=True, text=True
@@ -234,11 +227,11 @@ def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(
         "ledger/accounts/lance_table",
         "proof/final_tars",
     ]
-    folders += ["arrow_cache", "arrow_cache/a"]
+    folders += ["arrow_cache", "arrow_cache/p"]
     for folder in folders:
         (tmp_path / "storage" / folder / left).write_bytes(b"half")
-    (tmp_path / "storage" / "ledger" / "raw_shards" / "a.parquet").unlink()
-    result = deployment.run()
+    (tmp_path / "storage" / "ledger" / "raw_shards" / "p.parquet").unlink()
+    result = copied.run()
     assert all("unchanged" in made.metadata for made in materialized(result)["curated_parquet"].values())
     assert list((tmp_path / "storage").rglob("*.tmp")) == []
 

@@ -11,16 +11,18 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats import InterleavedArrowDataset, read_sharded_cache_meta
 from mm_assets_tests.formats.images.pictures import picture
-from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.graph.deployment import FILTERED, Deployment, failed_checks, materialized, write_tar
 from mm_assets_tests.quick_instance import quick_instance
 
 PNG = picture(0)[1]
 ALL_IMAGES = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
+TO_CACHE = [*FILTERED, "arrow_cache"]
 
 
 def shard(path: Path, count: int, text: str = "text") -> None:
@@ -38,22 +40,27 @@ def two_shards(raw: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, dg.ExecuteInProcessResult]]:
     """Two shards through the whole graph."""
     folder = tmp_path_factory.mktemp("made")
     two_shards(folder / "raw")
     environment = {"MM_WORKERS": "2", **ALL_IMAGES}
     with quick_instance(folder / "home") as instance:
         deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
-        assert deployment.run().success
-        yield deployment
+        yield deployment, deployment.run()
 
 
-def test_samples_are_those_of_the_filtered_shards(tmp_path: Path, deploy: Callable[..., Deployment]) -> None:
-    two_shards(tmp_path / "raw")
-    result = deploy(**ALL_IMAGES).run()
+@pytest.fixture(scope="module")
+def made(ran: tuple[Deployment, dg.ExecuteInProcessResult]) -> Deployment:
+    return ran[0]
+
+
+def test_samples_are_those_of_the_filtered_shards(
+    ran: tuple[Deployment, dg.ExecuteInProcessResult],
+) -> None:
+    result, storage = ran[1], Path(ran[0].storage)
     assert result.success and failed_checks(result) == set()
-    dataset = InterleavedArrowDataset(tmp_path / "storage")
+    dataset = InterleavedArrowDataset(storage)
     assert [dataset[i]["sample_id"] for i in range(len(dataset))] == ["a0", "a1", "a2", "b0", "b1"]
     assert dataset[dataset.index("b1")] == {
         "sample_id": "b1",
@@ -70,11 +77,11 @@ def test_samples_are_those_of_the_filtered_shards(tmp_path: Path, deploy: Callab
         "metadata": {"n": 1},
     }
     for key, made in materialized(result)["arrow_cache"].items():
-        meta = read_sharded_cache_meta(tmp_path / "storage" / "arrow_cache" / key)
-        rows = pq.read_metadata(tmp_path / "storage" / "filtered" / f"{key}.parquet").num_rows
+        meta = read_sharded_cache_meta(storage / "arrow_cache" / key)
+        rows = pq.read_metadata(storage / "filtered" / f"{key}.parquet").num_rows
         assert made.metadata["dagster/partition_row_count"].value == meta.num_rows == rows
         assert made.metadata["bytes"].value == sum(meta.shard_sizes)
-        assert made.metadata["dagster/uri"].value == f"{tmp_path}/storage/arrow_cache/{key}"
+        assert made.metadata["dagster/uri"].value == f"{storage}/arrow_cache/{key}"
 
 
 def test_a_changed_shard_is_replaced_and_the_other_is_left(tmp_path: Path, copied: Deployment) -> None:
@@ -83,7 +90,7 @@ def test_a_changed_shard_is_replaced_and_the_other_is_left(tmp_path: Path, copie
     assert opened[0]["items"][0]["text"] == "text of a0"
     before = {path.name: path.stat() for path in (caches / "b").iterdir()}
     shard(tmp_path / "raw" / "a.tar", 1, "other")
-    made = materialized(copied.run())["arrow_cache"]
+    made = materialized(copied.run(assets=TO_CACHE))["arrow_cache"]
     assert {key: "unchanged" in event.metadata for key, event in made.items()} == {"a": False, "b": True}
     assert {path.name: path.stat() for path in (caches / "b").iterdir()} == before
     assert len(list((caches / "a").iterdir())) == 2
@@ -98,11 +105,11 @@ def test_a_changed_shard_is_replaced_and_the_other_is_left(tmp_path: Path, copie
 
 def test_a_shard_that_has_nothing_left_is_an_empty_cache(tmp_path: Path, copied: Deployment) -> None:
     write_tar(tmp_path / "raw" / "a.tar", {})
-    result = copied.run()
+    result = copied.run(assets=TO_CACHE)
     assert result.success and failed_checks(result) == set()
     assert os.listdir(tmp_path / "storage" / "arrow_cache" / "a") == ["_metadata.json"]
     assert len(InterleavedArrowDataset(tmp_path / "storage")) == 2
-    again = materialized(copied.run())["arrow_cache"]
+    again = materialized(copied.run(assets=TO_CACHE))["arrow_cache"]
     assert all("unchanged" in event.metadata for event in again.values())
 
 
@@ -151,7 +158,7 @@ def test_damage_is_found_and_mended(
     (found,) = [e for e in result.get_asset_check_evaluations() if e.partition == "a"]
     assert problem in found.metadata["summary"].value
     assert str(tmp_path) not in found.metadata["summary"].value
-    mended = copied.run()
+    mended = copied.run(assets=["arrow_cache"])
     assert failed_checks(mended) == set()
     assert {
         key: "unchanged" in event.metadata for key, event in materialized(mended)["arrow_cache"].items()
@@ -181,7 +188,7 @@ def test_what_a_killed_builder_left_is_removed(tmp_path: Path, copied: Deploymen
         (home / f".{generation}.building").mkdir()
         (home / f".{generation}.building" / "shard-00000.arrow").write_bytes(b"half")
     (caches / "a" / f"shard-00000-{generation}.arrow").write_bytes(b"never published")
-    made = materialized(copied.run())["arrow_cache"]
+    made = materialized(copied.run(assets=["arrow_cache"]))["arrow_cache"]
     assert sorted(os.listdir(caches)) == ["a", "b"]
     assert sorted(os.listdir(caches / "a")) == ["_metadata.json", "shard-00000.arrow"]
     assert sorted(made) == ["a", "b"]

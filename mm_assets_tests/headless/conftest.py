@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.kept_dagster import kept_dagster, kept_engines
-from mm_assets_tests.quick_instance import quick_instance
+from mm_assets_tests.quick_instance import copy_of, quick_instance
 from mm_assets_tests.warm_workers import warm_workers
 
 __all__ = ["kept_dagster"]
@@ -125,13 +126,44 @@ def shared_by_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _with(instance: dg.DagsterInstance, folder: Path) -> Iterator[Project]:
+    """A project all commands of which use this instance."""
+    with instance, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headless_run, "_instance", lambda: nullcontext(instance))
+        yield Project(folder, instance)
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+def project(tmp_path: Path) -> Iterator[Project]:
     """With our event log and runs in memory: in Dagster's files a run costs four times as much."""
     (tmp_path / "home").mkdir()
-    with quick_instance(tmp_path / "home") as instance:
-        monkeypatch.setattr(headless_run, "_instance", lambda: nullcontext(instance))
-        yield Project(tmp_path, instance)
+    with _with(quick_instance(tmp_path / "home"), tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "home").mkdir()
+    instance = quick_instance(folder / "home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headless_run, "_instance", lambda: nullcontext(instance))
+        found = Project(folder, instance)
+        found.shards("ab")
+        fine(found.run())
+    return found
+
+
+@pytest.fixture
+def made(_made_once: Project, tmp_path: Path) -> Iterator[Project]:
+    """After a run of two shards, a and b."""
+    for folder in ("raw", "storage"):
+        shutil.copytree(_made_once.folder / folder, tmp_path / folder)
+    assert _made_once.memory is not None
+    instance = copy_of(_made_once.memory, tmp_path / "home", _made_once.folder, tmp_path)
+    with _with(instance, tmp_path) as found:
+        yield found
 
 
 @pytest.fixture

@@ -367,7 +367,7 @@ FILTERS = (Hanging,)
 """
 
 
-def test_a_shard_that_never_ends_fails_alone(tmp_path: Path) -> None:
+def test_a_shard_that_never_ends_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker is ended after `MM_SHARD_TIMEOUT`, and no asset that is made from it waits."""
     pictures = {"hangs": picture(0)[1], "lands": picture(1)[1]}
     for name, image in pictures.items():
@@ -375,7 +375,8 @@ def test_a_shard_that_never_ends_fails_alone(tmp_path: Path) -> None:
         make_tar(tmp_path / "raw" / f"{name}.tar", [("s.json", document), ("i.png", image)])
     (tmp_path / "hanging.py").write_text(HANGS.format(nbytes=len(pictures["hangs"])))
     settings = {"MM_PLUGINS": "hanging", "MM_MIN_PATIENCE": "1", "MM_SHARD_TIMEOUT": "10s"}
-    done = demo(tmp_path, str(tmp_path / "raw"), PYTHONPATH=str(tmp_path), **settings)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run_over(tmp_path, str(tmp_path / "raw"), **settings)
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if "took longer" in line]
     assert (

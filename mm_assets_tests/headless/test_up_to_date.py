@@ -94,28 +94,26 @@ GONE = {
 }
 
 
-def test_what_somebody_removed_is_named_and_made_again(project: Project) -> None:
+def test_what_somebody_removed_is_named_and_made_again(made: Project) -> None:
     """Each thing by itself is named by a dry run; all of them are made by one run."""
-    project.shards("ab")
-    fine(project.run())
-    whole = project.folder / "whole"
-    shutil.copytree(project.storage, whole)
+    whole = made.folder / "whole"
+    shutil.copytree(made.storage, whole)
     for what, (remove, asset) in GONE.items():
-        remove(project)
+        remove(made)
         shards, named = ("2 shards", "(a, b)") if what == "table" else ("1 shard", "(a)")
-        stale, taken = project.plan()
+        stale, taken = made.plan()
         assert stale.startswith(f"stale: not as it was published: {shards} in {asset}"), what
         assert stale.endswith(named), what
         assert taken.startswith("2 of 2 shards would be taken in 1 run"), what
-        shutil.rmtree(project.storage)
-        shutil.copytree(whole, project.storage)
+        shutil.rmtree(made.storage)
+        shutil.copytree(whole, made.storage)
     for remove, _ in GONE.values():
         with suppress(ValueError, FileNotFoundError):  # what has gone with another
-            remove(project)
-    assert fine(project.run()).startswith("materializing all assets ")
-    made = project.made()
-    assert [asset for _, asset in GONE.values() if "a" not in made[asset]] == []
-    assert fine(project.run()).startswith("nothing to do: 2 shards up to date")
+            remove(made)
+    assert fine(made.run()).startswith("materializing all assets ")
+    landed = made.made()
+    assert [asset for _, asset in GONE.values() if "a" not in landed[asset]] == []
+    assert fine(made.run()).startswith("nothing to do: 2 shards up to date")
 
 
 DERIVED = ["webdataset/a.tar.idx", "webdataset/index.json", "webdataset/README.md", "proof/proof.json"]
@@ -147,12 +145,10 @@ def test_texts_that_are_not_taken_are_told_of_in_each_run(project: Project) -> N
         assert "; checks failed: 1" in told
 
 
-def test_a_lost_proof_is_made_again(project: Project) -> None:
-    project.shards("a")
-    fine(project.run())
-    _remove("proof/final_tars")(project)
-    assert "proven: every item of 1 shard" in fine(project.run())
-    assert ProofStore(str(project.storage)).partitions("final_tars") == ["a"]
+def test_a_lost_proof_is_made_again(made: Project) -> None:
+    _remove("proof/final_tars")(made)
+    assert "proven: every item of 2 shards" in fine(made.run())
+    assert ProofStore(str(made.storage)).partitions("final_tars") == ["a", "b"]
 
 
 def test_other_raw_shards_and_settings_are_noticed(project: Project) -> None:

@@ -23,8 +23,8 @@ KEY = dg.AssetKey("probe")
 
 
 @pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with kept_engines(), dg.instance_for_test() as sqlite:
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with kept_engines(), dg.instance_for_test(temp_dir=str(tmp_path)) as sqlite:
         yield sqlite
 
 

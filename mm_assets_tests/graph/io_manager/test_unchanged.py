@@ -2,7 +2,6 @@
 its shards anew.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +99,6 @@ def test_one_shard_is_made_anew(deployment: Toy, change: Any) -> None:
     ).read_text().upper()
 
 
-@dataclass(frozen=True)
-class Lower:
-    def __call__(self, lines: list[str]) -> list[str]:
-        return [line.lower() for line in lines]
-
-
 def variant(code_version: str = "1", steps: tuple[Any, ...] = (toy_job.Upper(),)) -> list[Any]:
     @sharded(code_version=code_version, checks=toy.CHECKS, name="curated")
     def curated(raw_shards: ShardSet) -> Plan:
@@ -120,7 +113,7 @@ def variant(code_version: str = "1", steps: tuple[Any, ...] = (toy_job.Upper(),)
         ({}, []),
         ({"processes": 1}, []),
         ({"code_version": "2"}, ["k01", "k02"]),
-        ({"steps": (Lower(),)}, ["k01", "k02"]),
+        ({"steps": (toy_job.Lower(),)}, ["k01", "k02"]),
         ({"suffix": "!"}, ["k01", "k02"]),
     ],
 )

@@ -23,6 +23,12 @@ class Upper:
 
 
 @dataclass(frozen=True)
+class Lower:
+    def __call__(self, lines: list[str]) -> list[str]:
+        return [line.lower() for line in lines]
+
+
+@dataclass(frozen=True)
 class Measure:
     def __call__(self, lines: list[str]) -> list[str]:
         return [str(len(line)) for line in lines]
