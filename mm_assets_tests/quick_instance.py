@@ -22,16 +22,9 @@ from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
 
 
 class _OpenEventLog(BatchedSqliteEventLogStorage):
-    """Our event log for a home that no other process looks at: databases of runs stay open, as to close one
-    after each batch takes a quarter of a run's CPU, and nobody else adds partitions.
+    """Our event log, with databases of runs that stay open: no other process looks at them, and to close one
+    after each batch takes a quarter of a run's CPU.
     """
-
-    def __init__(self, base_dir: str) -> None:
-        self._kept: dict[str, tuple[object, dict[str, None]]] = {}
-        super().__init__(base_dir)
-
-    def _kept_partitions(self) -> tuple[object, dict[str, tuple[object, dict[str, None]]]]:
-        return self._partition_changes, self._kept
 
     def _open(self, shard: str) -> Engine:
         if shard == INDEX_SHARD_NAME:
@@ -69,19 +62,18 @@ def copy_of(instance: dg.DagsterInstance, home: Path, old: Path, new: Path) -> d
             source.backup(target)
             _move(target, old, new)
     copy = quick_instance(home)
-    source, target = (each.run_storage._held_conn.connection for each in (instance, copy))
-    source.backup(target.dbapi_connection)
-    _move(target.dbapi_connection, old, new)
+    runs, target = (each.run_storage._held_conn.connection.dbapi_connection for each in (instance, copy))
+    runs.backup(target)
+    _move(target, old, new)
     return copy
 
 
 def _move(database: sqlite3.Connection, old: Path, new: Path) -> None:
     """Replace a folder in all texts."""
     for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-        for _, column, kind, *_ in database.execute(f"PRAGMA table_info({table})").fetchall():
-            if kind in ("TEXT", "VARCHAR(512)", "VARCHAR(255)", "VARCHAR"):
-                database.execute(
-                    f'UPDATE {table} SET "{column}" = replace("{column}", ?, ?) WHERE instr("{column}", ?)',
-                    (f"{old}/", f"{new}/", f"{old}/"),
-                )
+        for _, column, *_ in database.execute(f"PRAGMA table_info({table})").fetchall():
+            database.execute(
+                f'UPDATE {table} SET "{column}" = replace("{column}", ?, ?) WHERE instr("{column}", ?)',
+                (f"{old}/", f"{new}/", f"{old}/"),
+            )
     database.commit()
