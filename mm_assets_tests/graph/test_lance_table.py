@@ -3,7 +3,7 @@ again.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,38 +41,41 @@ def append(dataset: Any) -> None:
         )
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Two shards of three documents, in the table."""
+    folder = tmp_path_factory.mktemp("made")
+    for shard in ("a", "b"):
+        write_tar(folder / "raw" / f"{shard}.tar", dict(document(f"{shard}{i}", "old") for i in range(3)))
+    with quick_instance(folder / "home") as instance:
+        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1"})
+        assert failed_checks(deployment.run(assets=TO_TABLE)) == set()
+        yield deployment
+
+
 @pytest.mark.parametrize(("change", "both"), [(compact, True), (update, False), (append, False)])
-def test_changed_shards_land(tmp_path: Path, change: Callable[[Any], None], both: bool) -> None:
+def test_changed_shards_land(
+    tmp_path: Path, copied: Deployment, change: Callable[[Any], None], both: bool
+) -> None:
     import lance
 
     def table() -> Any:
         return lance.dataset(str(tmp_path / "storage" / "lance" / "items.lance"))
 
-    with quick_instance(tmp_path / "home") as instance:
-        deployment = Deployment(
-            str(tmp_path / "raw"), str(tmp_path / "storage"), instance, {"MM_WORKERS": "1"}
-        )
-        for shard in ("a", "b"):
-            write_tar(
-                tmp_path / "raw" / f"{shard}.tar", dict(document(f"{shard}{i}", "old") for i in range(3))
-            )
-        assert failed_checks(deployment.run(assets=TO_TABLE)) == set()
-        change(table())
-        write_tar(tmp_path / "raw" / "a.tar", dict(document(f"a{i}", "new", "more") for i in range(4)))
-        if both:
-            write_tar(tmp_path / "raw" / "b.tar", dict(document(f"b{i}", "new") for i in range(2)))
-        result = deployment.run(assets=TO_TABLE)
-        assert result.success
-        assert set(materialized(result)["lance_table"]) == {"a", "b"}
-        deployment.check("lance_table", "zero_loss")  # reads everything: an update is seen by it alone
-        assert failed_checks(deployment.run(assets=TO_TABLE)) == set()
-        assert deployment.check("lance_table", "zero_loss").success
-        texts = (
-            table().to_table(columns=["sample_id", "text_content"], filter="modality = 'text'").to_pylist()
-        )
-        b = [(f"b{i}", "new") for i in range(2)] if both else [(f"b{i}", "old") for i in range(3)]
-        assert sorted((row["sample_id"], row["text_content"]) for row in texts) == [
-            *((f"a{i}", text) for i in range(4) for text in ("more", "new")),
-            *b,
-        ]
-        assert table().count_rows() == 4 * 3 + len(b) * 2
+    change(table())
+    write_tar(tmp_path / "raw" / "a.tar", dict(document(f"a{i}", "new", "more") for i in range(4)))
+    if both:
+        write_tar(tmp_path / "raw" / "b.tar", dict(document(f"b{i}", "new") for i in range(2)))
+    result = copied.run(assets=TO_TABLE)
+    assert result.success
+    assert set(materialized(result)["lance_table"]) == {"a", "b"}
+    copied.check("lance_table", "zero_loss")  # reads everything: an update is seen by it alone
+    assert failed_checks(copied.run(assets=TO_TABLE)) == set()
+    assert copied.check("lance_table", "zero_loss").success
+    texts = table().to_table(columns=["sample_id", "text_content"], filter="modality = 'text'").to_pylist()
+    b = [(f"b{i}", "new") for i in range(2)] if both else [(f"b{i}", "old") for i in range(3)]
+    assert sorted((row["sample_id"], row["text_content"]) for row in texts) == [
+        *((f"a{i}", text) for i in range(4) for text in ("more", "new")),
+        *b,
+    ]
+    assert table().count_rows() == 4 * 3 + len(b) * 2
