@@ -160,7 +160,7 @@ def operated(tmp_path: Path) -> Iterator[Operated]:
         yield found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
     with _four_shards(tmp_path_factory.mktemp("made")) as found:
         assert found.run().success
@@ -175,7 +175,7 @@ def made(_made_once: Operated, tmp_path: Path) -> Iterator[Operated]:
         yield copy
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def _failed_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
     with _four_shards(tmp_path_factory.mktemp("failed")) as found:
         Path(found.raw, "b.tar").write_bytes(b"no tar" * 100)

@@ -52,9 +52,9 @@ def _deployment(
     )
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")  # a process of xdist comes back to a package
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Two shards through the whole graph; each test takes a copy of the outputs."""
+    """Two shards through the whole graph; each test takes a copy of what the run has left."""
     folder = tmp_path_factory.mktemp("made")
     one = {
         "sample_id": "doc.one",

@@ -118,11 +118,16 @@ class Project:
             return instance.get_runs_count()
 
 
+@pytest.fixture(scope="session")
+def working_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("working_directory")
+
+
 @pytest.fixture(scope="package", autouse=True)
-def shared_by_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def shared_by_all(working_directory: Path) -> Iterator[None]:
     """One working directory, so that workers are shared."""
     with kept_engines(), warm_workers(), pytest.MonkeyPatch.context() as changed:
-        changed.chdir(tmp_path_factory.mktemp("working_directory"))
+        changed.chdir(working_directory)
         yield
 
 
@@ -142,7 +147,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
         yield found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder = tmp_path_factory.mktemp("made")
     (folder / "home").mkdir()
