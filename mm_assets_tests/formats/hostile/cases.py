@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mm_assets_tests.formats.hostile import (
     cases_declared,
+    cases_gzip,
     cases_ids,
     cases_images,
     cases_json,
@@ -14,9 +15,7 @@ from mm_assets_tests.formats.hostile import (
     cases_sizes,
     cases_tar,
 )
-from mm_assets_tests.formats.hostile.outcomes import (
-    Case,
-)
+from mm_assets_tests.formats.hostile.outcomes import Case
 
 MODULES = (
     cases_json,
@@ -27,9 +26,9 @@ MODULES = (
     cases_references,
     cases_images,
     cases_tar,
+    cases_gzip,
     cases_sizes,
     cases_pairs,
 )
-
 
 CASES: list[Case] = [case for module in MODULES for case in module.CASES]
