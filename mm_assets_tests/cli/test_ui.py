@@ -2,6 +2,8 @@
 `mm_assets_tests/live`.
 """
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 from mm_assets_tests.cli.commands import environment, only_line, run, run_process
 from mm_assets_tests.free_port import free_port
+from mm_assets_tests.live.daemon import is_running
 
 # What its servers would be started with, instead of starting them.
 _STARTED = """
@@ -114,3 +117,40 @@ def test_a_server_that_cannot_start_ends_it_with_one_line(tmp_path: Path) -> Non
     again = "mm-assets: the code server has ended, exit code 1; it is started again in 0.01 s"
     last = "mm-assets: the code server has ended, exit code 1, after 2 restarts; its own lines are above"
     assert lines == [again, again, last]
+
+
+# A code server that has started a process, and tells of both.
+_STAYS = """
+import os, subprocess, sys, time
+run = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(os.getpid(), run.pid, flush=True)
+time.sleep(600)
+"""
+_SERVES_IT = """
+import signal, sys
+from mm_assets.headless import instance
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+instance._servers = lambda *given: [instance._Server("code server", ["stays"])]
+sys.exit(instance.serve("127.0.0.1", 1, "warning"))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_all_that_its_servers_have_started(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "stays.py").write_text(_STAYS)
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVES_IT],
+        env=environment(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        told = process.stdout.readline()
+        os.kill(process.pid, number)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+    assert not any(map(is_running, map(int, told.split())))

@@ -71,15 +71,16 @@ def test_a_second_one_on_the_same_home_is_refused(ui: DagsterDev) -> None:
         assert only_line(done).startswith(f"DAGSTER_HOME {ui.home} has a UI already: {ui.url} (process ")
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_a_killed_server_is_started_again(ui: DagsterDev, name: str) -> None:
-    before = pid_of(ui, name)
-    assert before is not None
-    others = [pid_of(ui, other) for other in SERVERS if other != name]
-    os.kill(before, signal.SIGKILL)
-    wait_for(lambda: pid_of(ui, name) not in (None, before), SECONDS, f"another {name}")
-    assert f"mm-assets: the {name} has ended, by signal 9; it is started again in 1 s\n" in ui.log()
-    assert [pid_of(ui, other) for other in SERVERS if other != name] == others
+def test_a_killed_server_is_started_again(ui: DagsterDev) -> None:
+    """Each in turn, and the others stay; a run that all of them are needed for comes to its end."""
+    for name in SERVERS:
+        before = pid_of(ui, name)
+        assert before is not None
+        others = [pid_of(ui, other) for other in SERVERS if other != name]
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda name=name, before=before: pid_of(ui, name) not in (None, before), SECONDS, name)
+        assert f"mm-assets: the {name} has ended, by signal 9; it is started again in 1 s\n" in ui.log()
+        assert [pid_of(ui, other) for other in SERVERS if other != name] == others
     run = wait_for(lambda: launched(ui), SECONDS, "the servers")
     assert ui.wait_for_run(run) == "SUCCESS"
 
@@ -92,9 +93,8 @@ def launched(ui: DagsterDev) -> str | None:
         return None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_nothing_outlives_it_nor_keeps_a_next_one_away(number: signal.Signals, tmp_path: Path) -> None:
-    """Not a run that is going on, either; even if it dies by SIGKILL, and so can do nothing about it."""
+def test_nothing_outlives_it_nor_keeps_a_next_one_away(tmp_path: Path) -> None:
+    """Not a run that is going on, either, though it dies by SIGKILL, and so can do nothing about it."""
     make_shards(tmp_path / "raw", members=1, pdf=0, samples=2)
     with server(tmp_path) as ui:
         ui.wait_for(lambda instance: instance.get_dynamic_partitions("shards"), SECONDS, "the shards")
@@ -104,18 +104,23 @@ def test_nothing_outlives_it_nor_keeps_a_next_one_away(number: signal.Signals, t
             assert claim.is_claimed
         run = ui.launch_run("all_assets", {"dagster/partition": "web-00000"})
         wait_for(lambda: ui.run_status(run) == "STARTED", SECONDS, "the run")
-        pids = ui.processes()
-        os.kill(ui.pid, number)
-        wait_for(lambda: not any(map(is_running, pids)), SECONDS, "all to end")
-        assert ui.processes() == []
-        assert ui.wait() == (-number if number is signal.SIGKILL else 0)
+        assert end(ui, signal.SIGKILL) == -signal.SIGKILL
         assert ui.log().splitlines()[2:] == [], "nothing but its first lines"
         with ui.instance() as instance:
             record = instance.get_run_by_id(run)
             assert record is not None and record.status is dg.DagsterRunStatus.STARTED
-    if number is signal.SIGKILL:
-        with server(tmp_path) as again:
-            assert pid_of(again, "daemon") is not None
+    with server(tmp_path) as again:
+        assert pid_of(again, "daemon") is not None
+        assert end(again, signal.SIGTERM) == 0
+
+
+def end(ui: DagsterDev, number: signal.Signals) -> int:
+    """Send a signal, and wait until all its processes have ended; the exit code."""
+    pids = ui.processes()
+    os.kill(ui.pid, number)
+    wait_for(lambda: not any(map(is_running, pids)), SECONDS, "all to end")
+    assert ui.processes() == []
+    return ui.wait()
 
 
 def test_the_code_server_of_a_deployment_ends_though_a_call_hangs(tmp_path: Path) -> None:
