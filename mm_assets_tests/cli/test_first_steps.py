@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from mm_assets.cli import COMMANDS, parser_of
+from mm_assets.demo import make_shards
 from mm_assets.formats.names import FORMATS
 from mm_assets.settings import LOG_LEVELS
-from mm_assets_tests.cli.commands import REPOSITORY, ok, refused
+from mm_assets_tests.cli.commands import REPOSITORY, ok, refused, run
 
 
 def test_examples_are_those_of_the_project(tmp_path: Path) -> None:
@@ -77,16 +78,12 @@ def test_every_command_and_flag_is_in_the_script(shell: str) -> None:
 
 
 def test_a_run_prints_events_only_if_asked(tmp_path: Path) -> None:
-    from mm_assets.demo import make_shards
-
     make_shards(tmp_path / "raw", members=1, pdf=0, samples=2)
     places = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage")}
     home = {"DAGSTER_HOME": str(tmp_path / "home"), "MM_WORKERS": "1"}
-    from mm_assets_tests.cli.commands import run_process
-
-    quiet = run_process("run", "--assets", "curated_parquet", env={**places, **home})
+    quiet = run("run", "--assets", "curated_parquet", **places, **home)
     assert (quiet.returncode, quiet.stderr) == (0, "")
     (tmp_path / "storage" / "curated" / "web-00000.parquet").unlink()
-    loud = run_process("run", "--assets", "curated_parquet", "--log-level", "debug", env={**places, **home})
+    loud = run("run", "--assets", "curated_parquet", "--log-level", "debug", **places, **home)
     assert loud.returncode == 0
     assert "ASSET_MATERIALIZATION" in loud.stderr and "STEP_SUCCESS" in loud.stderr

@@ -25,14 +25,24 @@ def _observe(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
+def _convert(made: Path, kind: str, target: Path) -> int:
+    return main(["convert", str(made / "raw"), str(target), "--to", kind, "--workers", "1"])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw shards, and a folder for each format."""
+    folder = tmp_path_factory.mktemp("made")
+    make_shards(folder / "raw", members=1, pdf=1, samples=2)
+    assert [kind for kind in FORMATS if _convert(folder, kind, folder / kind)] == []
+    return folder
+
+
 @pytest.mark.parametrize("kind", FORMATS)
-def test_second_conversion_writes_nothing(tmp_path: Path, kind: str) -> None:
-    make_shards(tmp_path / "raw", members=1, pdf=1, samples=3)
-    command = ["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", kind]
-    assert main(command) == 0
-    before = _observe(tmp_path / "out")
-    assert main(command) == 0
-    assert _observe(tmp_path / "out") == before
+def test_second_conversion_writes_nothing(made: Path, kind: str) -> None:
+    before = _observe(made / kind)
+    assert _convert(made, kind, made / kind) == 0
+    assert _observe(made / kind) == before
 
 
 def test_leftovers_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,18 +62,13 @@ def test_leftovers_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "removed"])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_damaged_outputs_are_made_again(tmp_path: Path, kind: str, change: str) -> None:
+def test_damaged_outputs_are_made_again(made: Path, tmp_path: Path, kind: str, change: str) -> None:
     """Files of the same bytes are left alone; others are not taken for them, whatever their size and time
     say.
     """
-    make_shards(tmp_path / "raw", members=1, pdf=0, samples=2)
-    command = ["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", kind, "--workers", "1"]
-    assert main(command) == 0
-    shutil.copytree(tmp_path / "out", tmp_path / "sound")
-    largest = max(
-        (path for path in (tmp_path / "out").rglob("*") if path.is_file()),
-        key=lambda path: path.stat().st_size,
-    )
+    out = shutil.copytree(made / kind, tmp_path / "out")
+    files = [path for path in out.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
     data, before = largest.read_bytes(), largest.stat()
     if change == "removed":
         largest.unlink()
@@ -74,5 +79,5 @@ def test_damaged_outputs_are_made_again(tmp_path: Path, kind: str, change: str) 
             else data[: len(data) // 2] + b"\xff\0" + data[len(data) // 2 + 2 :]
         )
         os.utime(largest, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert main(command) == 0
-    assert main(["verify", str(tmp_path / "sound"), str(tmp_path / "out")]) == 0
+    assert _convert(made, kind, out) == 0
+    assert main(["verify", str(made / kind), str(out)]) == 0

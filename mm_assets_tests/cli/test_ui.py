@@ -11,34 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets_tests.cli.commands import environment, only_line, run, run_process
+from mm_assets.headless import instance
+from mm_assets_tests.cli.commands import environment, ok, only_line, run
 from mm_assets_tests.free_port import free_port
 from mm_assets_tests.live.daemon import is_running
 
-# What its servers would be started with, instead of starting them.
-_STARTED = """
-import os, sys
-from mm_assets.headless import instance
-def started(host, port, level):
-    print("the daemon waits", os.environ["DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS"])
-    print("prints", level, os.environ["MM_LOG_LEVEL"])
-    return 0
-instance.serve = started
-from mm_assets.cli import main
-sys.exit(main(["ui", *sys.argv[1:]]))
-"""
-
-
-def started(folder: Path, *arguments: str, **variables: str | None) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", _STARTED, "--port", str(free_port()), *arguments],
-        env=environment(**variables),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines()
+_WAITS = "DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS"
 
 
 @pytest.mark.parametrize(
@@ -51,10 +29,13 @@ def started(folder: Path, *arguments: str, **variables: str | None) -> list[str]
         ({"MM_PLUGINS": "no_such_module"}, "MM_PLUGINS: module 'no_such_module' cannot be imported"),
     ],
 )
-def test_settings_that_cannot_work_are_one_line(variables: dict[str, str], line: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_one_line(
+    variables: dict[str, str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("no folder")
     given = {name: value.format(folder=tmp_path) for name, value in variables.items()}
-    done = run_process("ui", env=given, cwd=tmp_path)
+    done = run("ui", **given)
     assert only_line(done).startswith(line.format(folder=tmp_path))
     assert not (tmp_path / ".dagster").exists()
 
@@ -66,10 +47,11 @@ def test_a_port_that_is_none(port: str) -> None:
     assert done.stderr.splitlines()[-1].endswith(f"argument --port: not a port, 1 to 65535: {port!r}")
 
 
-def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+def test_a_port_that_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        done = run_process("ui", "--port", str(port), cwd=tmp_path)
+        done = run("ui", "--port", port)
     assert (done.returncode, done.stdout) == (2, "")
     line = f"mm-assets: port {port} of 127.0.0.1: address already in use; name another with --port"
     assert done.stderr.splitlines() == [line]
@@ -77,35 +59,47 @@ def test_a_port_that_is_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waits", "given", "arguments", "printed"),
+    ("variables", "arguments", "seconds", "level"),
     [
-        (None, None, [], ("300", "warning")),
-        ("90", "error", [], ("90", "error")),
-        ("90", "error", ["--log-level", "debug"], ("90", "debug")),
+        ({}, [], "300", "warning"),
+        ({_WAITS: "90", "MM_LOG_LEVEL": "error"}, [], "90", "error"),
+        ({_WAITS: "90", "MM_LOG_LEVEL": "error"}, ["--log-level", "debug"], "90", "debug"),
     ],
 )
 def test_how_long_a_look_at_partitions_may_take_and_the_level_of_what_is_printed(
-    waits: str | None, given: str | None, arguments: list[str], printed: tuple[str, str], tmp_path: Path
+    variables: dict[str, str],
+    arguments: list[str],
+    seconds: str,
+    level: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seconds, level = printed
-    lines = started(tmp_path, *arguments, DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS=waits, MM_LOG_LEVEL=given)
-    assert lines[-2:] == [f"the daemon waits {seconds}", f"prints {level} {level}"]
+    """What its servers would be started with, instead of starting them."""
+    served = []
+
+    def serve(host: str, port: int, level: str) -> int:
+        served.append((level, os.environ["MM_LOG_LEVEL"], os.environ[_WAITS]))
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(instance, "serve", serve)
+    ok("ui", "--port", free_port(), *arguments, **variables)
+    assert served == [(level, level, seconds)]
 
 
 # A code server that cannot start.
 _ENDS = """
 import sys
 from mm_assets.headless import instance
-instance._PAUSES = (0.01, 0.01)
+instance._PAUSES = (0.01,)
 instance._servers = lambda *given: [instance._Server("code server", ["no_such_program"])]
-from mm_assets.cli import main
-sys.exit(main(["ui", "--port", sys.argv[1]]))
+sys.exit(instance.serve("127.0.0.1", 1, "warning"))
 """
 
 
 def test_a_server_that_cannot_start_ends_it_with_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _ENDS, str(free_port())],
+        [sys.executable, "-c", _ENDS],
         env=environment(),
         cwd=tmp_path,
         capture_output=True,
@@ -115,8 +109,8 @@ def test_a_server_that_cannot_start_ends_it_with_one_line(tmp_path: Path) -> Non
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if line.startswith("mm-assets: ")]
     again = "mm-assets: the code server has ended, exit code 1; it is started again in 0.01 s"
-    last = "mm-assets: the code server has ended, exit code 1, after 2 restarts; its own lines are above"
-    assert lines == [again, again, last]
+    last = "mm-assets: the code server has ended, exit code 1, after 1 restarts; its own lines are above"
+    assert lines == [again, last]
 
 
 # A code server that has started a process, and tells of both.

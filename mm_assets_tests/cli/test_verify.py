@@ -152,7 +152,7 @@ def test_a_change_is_named(
         expected.add("sample 'three', position -1, column 'n': int64 7 in A, string '7' in B")
     if (kind, change) == ("webdataset", "rename"):  # the json still states the type of the old one
         expected = {line.replace("no such column in B", "null in B") for line in expected}
-    for other in FORMATS:
+    for other in FORMATS if change == "type" else (kind,):
         assert set(differences(capsys, sound / other, tmp_path / kind)) == expected
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,6 @@ Run = tuple[Sequence[str | Path], dict[str, str]]  # arguments, environment
 
 DRIVER = Path(__file__).with_name("open_with") / "example_samples.py"
 TWO_NODES = [{"RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
-
-
-def given(name: str, *arguments: str | Path, **env: str) -> list[list[Any]]:
-    """What the training loop of an example was given, batches joined."""
-    return given_in_turn(name, (arguments, env))[0]
 
 
 def given_in_turn(name: str, *runs: Run) -> list[list[list[Any]]]:
@@ -151,13 +146,40 @@ def modalities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sam
     return root, samples
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "arrow_cache", "parquet", "lance"])
-def test_interleaved_every_sample_once(kind: str, outputs: Path, truth: list[Sample]) -> None:
-    """In two epochs of one node, and in one of two."""
-    folder = outputs / kind
-    whole: Run = ([folder, "--seed", "3", "--epochs", "2"], {})
-    nodes: list[Run] = [([folder, "--seed", "3", "--workers", "0"], node) for node in TWO_NODES]
-    samples, *of_nodes = map(plain, given_in_turn("interleaved_loader", whole, *nodes))
+KINDS = ("webdataset", "arrow_cache", "parquet", "lance")
+
+
+@pytest.fixture(scope="module")
+def loaded(outputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[Sample]]]:
+    """What ``interleaved_loader.py`` gives: of each kind in two epochs of one node, and in one of two; of a
+    mixture; and stopped on three nodes out of step, resumed on two, then on one.
+    """
+    saved = tmp_path_factory.mktemp("saved")
+    runs: dict[str, list[Run]] = {}
+    for kind in KINDS:
+        nodes: list[Run] = [([outputs / kind, "--seed", "3", "--workers", "0"], node) for node in TWO_NODES]
+        runs[kind] = [([outputs / kind, "--seed", "3", "--epochs", "2"], {}), *nodes]
+    runs["mixture"] = [([outputs / "webdataset", outputs / "parquet", "--weights", "3", "1"], {})]
+    arguments = [outputs / "webdataset", "--seed", "3", "--batch-size", "3"]
+    three_nodes = [{"RANK": rank, "WORLD_SIZE": "3"} for rank in "012"]
+    runs["resumed"] = [
+        ([*arguments, "--save", saved / "a", "--workers", str(at), "--stop-after", str(3 * at + 3)], node)
+        for at, node in enumerate(three_nodes)
+    ]
+    runs["resumed"] += [
+        ([*arguments, "--resume", saved / "a", "--save", saved / "b", "--stop-after", "5"], node)
+        for node in TWO_NODES
+    ]
+    runs["resumed"] += [([*arguments, "--resume", saved / "b", "--workers", "3", "--epochs", "2"], {})]
+    found = map(plain, given_in_turn("interleaved_loader", *chain.from_iterable(runs.values())))
+    return {name: list(islice(found, len(of_name))) for name, of_name in runs.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_interleaved_every_sample_once(
+    kind: str, loaded: dict[str, list[list[Sample]]], truth: list[Sample]
+) -> None:
+    samples, *of_nodes = loaded[kind]
     first, second = samples[: len(truth)], samples[len(truth) :]
     assert sorted(first) == sorted(second) == truth
     assert first != second
@@ -166,32 +188,18 @@ def test_interleaved_every_sample_once(kind: str, outputs: Path, truth: list[Sam
 
 
 def test_interleaved_resumes_on_other_nodes_and_workers(
-    outputs: Path, truth: list[Sample], tmp_path: Path
+    loaded: dict[str, list[list[Sample]]], truth: list[Sample]
 ) -> None:
-    """Three nodes out of step, then two, then one: exactly the rest, and then the next epoch."""
-    arguments = [outputs / "webdataset", "--seed", "3", "--batch-size", "3"]
-    three_nodes = [{"RANK": rank, "WORLD_SIZE": "3"} for rank in "012"]
-    runs: list[Run] = [
-        ([*arguments, "--save", tmp_path / "a", "--workers", str(at), "--stop-after", str(3 * at + 3)], node)
-        for at, node in enumerate(three_nodes)
-    ]
-    runs += [
-        ([*arguments, "--resume", tmp_path / "a", "--save", tmp_path / "b", "--stop-after", "5"], node)
-        for node in TWO_NODES
-    ]
-    resumed = [*arguments, "--resume", tmp_path / "b", "--workers", "3"]
-    runs += [([*resumed, "--epochs", "2"], {})]
-    *parts, rest = given_in_turn("interleaved_loader", *runs)
+    """Exactly the rest, and then the next epoch."""
+    *parts, rest = loaded["resumed"]
     assert [len(part) for part in parts] == [3, 6, 9, 6, 6]
     rest, over = rest[: -len(truth)], rest[-len(truth) :]
-    assert sorted(plain([*chain.from_iterable(parts), *rest])) == truth
-    assert sorted(plain(over)) == truth
+    assert sorted([*chain.from_iterable(parts), *rest]) == truth
+    assert sorted(over) == truth
 
 
-def test_a_mixture_of_two_datasets(outputs: Path, truth: list[Sample]) -> None:
-    found = plain(
-        given("interleaved_loader", outputs / "webdataset", outputs / "parquet", "--weights", "3", "1")
-    )
+def test_a_mixture_of_two_datasets(loaded: dict[str, list[list[Sample]]], truth: list[Sample]) -> None:
+    (found,) = loaded["mixture"]
     assert len(found) == 2 * len(truth)
     counts = Counter(found)
     assert set(counts) == set(truth)
@@ -228,51 +236,42 @@ def test_paired_every_sample_once(modalities: tuple[Path, list[Sample]]) -> None
     assert all(len(node) < 2 * len(truth) for node in nodes)
 
 
-def test_lance_every_sample_once_in_another_order(outputs: Path, truth: list[Sample]) -> None:
-    table = outputs / "lance" / "items.lance"
-    samples, here = map(
+def test_lance_every_sample_once(outputs: Path, truth: list[Sample], tmp_path: Path) -> None:
+    """In another order; of a table with a replaced partition, whose fragments come last, then, while others
+    have rows that are gone; and of samples that lie across the batches of 8,192 rows in which ids are read:
+    one of these, of eleven rows each, begins in the first and ends in the second.
+    """
+    raw, replaced = tmp_path / "raw", tmp_path / "replaced"
+    make_shards(raw, members=3, pdf=0, samples=4)
+    for turn in range(2):
+        convert(raw, replaced, "lance")
+        if turn == 0:
+            make_tar(raw / "web-00001.tar", [("new.json", {"texts": ["new"], "images": [None]})])
+    convert(raw, tmp_path / "parquet", "parquet")
+    texts = [f"text {place}" for place in range(10)]
+    make_tar(
+        tmp_path / "long.tar",
+        [(f"{number:04d}.json", {"texts": texts, "images": []}) for number in range(800)],
+    )
+    convert(tmp_path / "long.tar", tmp_path / "long", "lance")
+
+    table, here = outputs / "lance" / "items.lance", ["--workers", "0"]
+    samples, of_process, of_replaced, of_long = map(
         plain,
         given_in_turn(
             "lance_loader",
             ([table, "--epochs", "2", "--seed", "5"], {}),
-            ([table, "--workers", "0", "--seed", "5"], {}),
+            ([table, *here, "--seed", "5"], {}),
+            ([replaced / "items.lance", *here], {}),
+            ([tmp_path / "long" / "items.lance", *here, "--batch-size", "50"], {}),
         ),
     )
     first, second = samples[: len(truth)], samples[len(truth) :]
     assert sorted(first) == sorted(second) == truth
     assert first != second
-    assert here == first
-
-
-def test_lance_rows_of_a_replaced_partition(tmp_path: Path) -> None:
-    """Its fragments come last, then, and others have rows that are gone."""
-    raw, table = tmp_path / "raw", tmp_path / "out"
-    make_shards(raw, members=3, pdf=0, samples=4)
-    for turn in range(2):
-        convert(raw, table, "lance")
-        if turn == 0:
-            make_tar(raw / "web-00001.tar", [("new.json", {"texts": ["new"], "images": [None]})])
-    convert(raw, tmp_path / "parquet", "parquet")
-
-    truth = from_parquet(tmp_path / "parquet")
-    assert len(truth) == 9
-    assert sorted(plain(given("lance_loader", table / "items.lance", "--workers", "0"))) == truth
-
-
-def test_lance_samples_that_lie_across_batches(tmp_path: Path) -> None:
-    """Ids are read in batches of 8,192 rows: one of these samples, of eleven rows each, begins in the first
-    and ends in the second.
-    """
-    texts = [f"text {place}" for place in range(10)]
-    make_tar(
-        tmp_path / "raw.tar",
-        [(f"{number:04d}.json", {"texts": texts, "images": []}) for number in range(800)],
-    )
-    convert(tmp_path / "raw.tar", tmp_path / "out", "lance")
-
-    options = ["--workers", "0", "--batch-size", "50"]
-    found = plain(given("lance_loader", tmp_path / "out" / "items.lance", *options))
-    assert sorted(found) == [(f"{number:04d}", tuple(texts)) for number in range(800)]
+    assert of_process == first
+    assert len(of_replaced) == 9 and sorted(of_replaced) == from_parquet(tmp_path / "parquet")
+    assert sorted(of_long) == [(f"{number:04d}", tuple(texts)) for number in range(800)]
 
 
 _REFUSED = """

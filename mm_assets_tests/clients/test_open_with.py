@@ -5,7 +5,9 @@ Each opens two folders: one written by hand (``by_hand``: proves the client's sc
 
 import json
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +78,52 @@ def image_digests(folder: Path) -> dict[str, list[str | None]]:
     return found
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_client_finds_what_the_source_says(client: str, outputs: Outputs) -> None:
-    folder_name, parts = CLIENTS[client]
-    folders = [outputs.root / name / folder_name for name in ("by_hand", "ours")]
+TRAINING = {client: parts for client, (folder, parts) in CLIENTS.items() if folder == "webdataset"}
+OF_OTHER_COLUMNS = ("hf_datasets", "energon_prepare", "curator_read")
+
+
+@pytest.fixture(scope="module")
+def training(outputs: Outputs) -> dict[str, Path]:
+    """Training sets of all samples, as tars and as MDS; and one of sources with other columns, too."""
+    source = outputs.root / "ours" / "webdataset"
+    made = {kind: outputs.root / f"training_{kind}" for kind in ("webdataset", "mds", "mixed")}
+    for kind in ("webdataset", "mds"):
+        done = run("reshard", source, made[kind], "--to", kind, "--shards", 2, "--seed", 5)
+        assert done.returncode == 0, done.stderr
+    make_source(outputs.root / "more", "more", shards=1, samples=3)
+    done = run("reshard", source, outputs.root / "more", made["mixed"])
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+Reports = Callable[[str], dict[Path, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def reports(outputs: Outputs, training: dict[str, Path]) -> Reports:
+    """What a client reports of all folders that it opens, in one process."""
     before = tree(outputs.root)
 
-    for folder, found in zip(folders, open_with(client, *folders), strict=True):
+    @cache
+    def of_client(client: str) -> dict[Path, dict[str, Any]]:
+        folders = [training["mds"] / "train"]
+        if client in CLIENTS:
+            folders = [outputs.root / name / CLIENTS[client][0] for name in ("by_hand", "ours")]
+        folders += [training["webdataset"]] if client in TRAINING else []
+        folders += [training["mixed"]] if client in OF_OTHER_COLUMNS else []
+        found = dict(zip(folders, open_with(client, *folders), strict=True))
+        assert tree(outputs.root) == before, f"{client} changed a folder it was to read"
+        return found
+
+    return of_client
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_client_finds_what_the_source_says(client: str, outputs: Outputs, reports: Reports) -> None:
+    folder_name, parts = CLIENTS[client]
+    for name in ("by_hand", "ours"):
+        folder = outputs.root / name / folder_name
+        found = reports(client)[folder]
         assert differences(outputs.truth, found, parts) == [], folder
         if folder_name == "webdataset" and "images" in parts:
             # TIFFs too, to the byte: compared with the tar, not with the source, which may hold them in
@@ -90,40 +131,26 @@ def test_client_finds_what_the_source_says(client: str, outputs: Outputs) -> Non
             written = image_digests(folder)
             reported = {name: sample.get("ranges", sample["images"]) for name, sample in found.items()}
             assert reported == written, folder
-    assert tree(outputs.root) == before, f"{client} changed a folder it was to read"
-
-
-TRAINING = {client: parts for client, (folder, parts) in CLIENTS.items() if folder == "webdataset"}
-
-
-@pytest.fixture(scope="module")
-def training(outputs: Outputs) -> dict[str, Path]:
-    """Training sets of all samples, as tars and as MDS."""
-    folders = {kind: outputs.root / f"training_{kind}" for kind in ("webdataset", "mds")}
-    for kind, folder in folders.items():
-        source = outputs.root / "ours" / "webdataset"
-        done = run("reshard", source, folder, "--to", kind, "--shards", 2, "--seed", 5)
-        assert done.returncode == 0, done.stderr
-    return folders
 
 
 @pytest.mark.parametrize("client", [*TRAINING, "mds_streaming"])
-def test_training_sets_open_in_every_client(client: str, outputs: Outputs, training: dict[str, Path]) -> None:
+def test_training_sets_open_in_every_client(
+    client: str, outputs: Outputs, training: dict[str, Path], reports: Reports
+) -> None:
     folder = training["webdataset"] if client in TRAINING else training["mds"] / "train"
-    (found,) = open_with(client, folder)
-    assert differences(outputs.truth, found, TRAINING.get(client, ALL)) == []
+    assert differences(outputs.truth, reports(client)[folder], TRAINING.get(client, ALL)) == []
 
 
-@pytest.mark.parametrize("client", ["hf_datasets", "energon_prepare", "curator_read"])
-def test_sources_of_other_columns_share_tars(client: str, outputs: Outputs, tmp_path: Path) -> None:
-    make_source(tmp_path / "more", "more", shards=1, samples=3)
-    done = run("reshard", outputs.root / "ours" / "webdataset", tmp_path / "more", tmp_path / "set")
-    assert done.returncode == 0, done.stderr
-    (found,) = open_with(client, tmp_path / "set")
-    added = {name: found.pop(name) for name in list(found) if name.startswith("more/")}
+@pytest.mark.parametrize("client", OF_OTHER_COLUMNS)
+def test_sources_of_other_columns_share_tars(
+    client: str, outputs: Outputs, training: dict[str, Path], reports: Reports
+) -> None:
+    found = reports(client)[training["mixed"]]
+    added = {name: sample for name, sample in found.items() if name.startswith("more/")}
     assert len(added) == 3
     assert all("url" in sample["metadata"] for sample in added.values())
-    assert differences(outputs.truth, found, TRAINING[client]) == []
+    rest = {name: sample for name, sample in found.items() if name not in added}
+    assert differences(outputs.truth, rest, TRAINING[client]) == []
 
 
 @pytest.mark.parametrize("client", ["webdataset_plain", "duckdb_open", "pylance_open"])

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.demo import make_shards
-from mm_assets_tests.cli.commands import environment, run_process
+from mm_assets_tests.cli.commands import environment, run, run_process
 from mm_assets_tests.clients.environment import open_with
 from mm_assets_tests.live.browser import screenshot
 from mm_assets_tests.live.hub_stand_in import hub_stand_in
@@ -26,9 +26,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "MM_RAW_SHARDS": str(folder / "raw"),
         "MM_STORAGE": str(folder / "storage"),
         "MM_MIN_ASPECT_RATIO": "1",
+        "MM_WORKERS": "1",
         "DAGSTER_HOME": str(folder / "home"),
     }
-    done = run_process("run", env=environment(**settings))
+    done = run("run", **settings)
     assert done.returncode == 0, done.stderr
     with hub_stand_in() as hub:
         for name, outputs in (("both", "filtered,webdataset"), ("tars", "webdataset")):
@@ -62,7 +63,7 @@ def test_datasets_reads_published_tars_as_it_reads_those_here(published: Path) -
 def test_the_report_is_shown_in_a_browser(published: Path, tmp_path: Path) -> None:
     """With its pictures, as it is in the documentation (`KEEP_SCREENSHOT` names the place)."""
     page, picture = tmp_path / "report.html", tmp_path / "report.png"
-    done = run_process("report", "--storage", published / "storage", "--output", page)
+    done = run("report", "--storage", published / "storage", "--output", page)
     assert done.returncode == 0, done.stderr
     texts = ["What went where", "= filtered_parquet", "Domains by url", "narrower than min_ratio", "equal"]
     screenshot(page.as_uri(), picture, texts, images=["data:image/"], size=(1000, 1100))

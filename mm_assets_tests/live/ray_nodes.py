@@ -55,8 +55,12 @@ def _is_task_of(raylet: int, process: Path) -> bool:
 
 
 @contextmanager
-def ray_nodes(environment: dict[str, str] | None = None, memory: int = 2 << 30) -> Iterator[RayNodes]:
-    """Start the nodes, whose tasks have these variables, too, and which have so many bytes for tasks."""
+def ray_nodes(
+    environment: dict[str, str] | None = None, memory: int = 2 << 30, others: int = 1
+) -> Iterator[RayNodes]:
+    """Start a head and ``others``, whose tasks have these variables, too, and which have so many bytes for
+    tasks.
+    """
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
@@ -77,7 +81,8 @@ def ray_nodes(environment: dict[str, str] | None = None, memory: int = 2 << 30) 
         )
         try:
             nodes = RayNodes(cluster, None, memory)
-            nodes.start_other()
+            for _ in range(others):
+                nodes.start_other()
             yield nodes
         finally:
             cluster.shutdown()

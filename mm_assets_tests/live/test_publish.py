@@ -26,8 +26,8 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     make_shards(folder / "raw", members=1, pdf=1, samples=3)
     settings = {"MM_RAW_SHARDS": str(folder / "raw"), "MM_STORAGE": str(folder / "storage")}
-    settings |= {"MM_MIN_ASPECT_RATIO": "1", "DAGSTER_HOME": str(folder / "home")}
-    done = run_process("run", env=environment(**settings))
+    settings |= {"MM_MIN_ASPECT_RATIO": "1", "MM_WORKERS": "1", "DAGSTER_HOME": str(folder / "home")}
+    done = run("run", **settings)
     assert done.returncode == 0, done.stderr
     return folder / "storage"
 

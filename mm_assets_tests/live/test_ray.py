@@ -16,11 +16,12 @@ from mm_assets.demo import make_shards
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.pool.ray import RayClusterError, RayPool
 from mm_assets.pool.workers import WorkerFailure
-from mm_assets_tests.cli.commands import run
+from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.graph.output_digests import FOLDERS, digests
 from mm_assets_tests.live.daemon import wait_for
 from mm_assets_tests.live.headless_process import start, told_by
 from mm_assets_tests.live.ray_nodes import RayNodes, ray_nodes
+from mm_assets_tests.training_set.sets import make_source, tree
 from mm_assets_tests.worker_jobs import RefusesPickling, act
 
 pytestmark = pytest.mark.live
@@ -142,9 +143,17 @@ def test_an_interrupt_ends_the_run(nodes: RayNodes, raw: Path, local: Path) -> N
     assert found and found.items() <= digests(local).items()
 
 
+def test_a_training_set_is_that_of_local_workers(nodes: RayNodes, tmp_path: Path) -> None:
+    make_source(tmp_path / "web", "web", shards=3, size=40_000)
+    made = ("--split", "train=0.7,validation=0.3", "--shards", 4)
+    fine(run("reshard", tmp_path / "web", tmp_path / "ray", *made, "--prove", **nodes.settings))
+    fine(run("reshard", tmp_path / "web", tmp_path / "local", *made))
+    assert tree(tmp_path / "ray") == tree(tmp_path / "local")
+
+
 def test_a_cluster_without_room_is_told_of() -> None:
     """A job waits for a node, which an autoscaler may add."""
-    with ray_nodes(memory=100 << 20) as small:
+    with ray_nodes(memory=100 << 20, others=0) as small:
         code = f"from mm_assets.pool.ray import RayPool; list(RayPool({small.address!r}).map(len, ['x']))"
         waiting = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
         try:

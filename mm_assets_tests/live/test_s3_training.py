@@ -21,14 +21,13 @@ KINDS = ("webdataset", "parquet", "lance")
 
 
 @pytest.fixture
-def bucket(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The same samples in three formats; and the login of the store."""
+def bucket(kind: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Samples in a format; and the login of the store."""
     name = s3.new_bucket()
     make_shards(tmp_path / "raw", members=5, pdf=0, samples=4)
-    for kind in KINDS:
-        done = commands.run("convert", tmp_path / "raw", tmp_path / kind, "--to", kind)
-        assert done.returncode == 0, done
-        s3.filesystem().put(f"{tmp_path / kind}/", f"{name}/{kind}", recursive=True)
+    done = commands.run("convert", tmp_path / "raw", tmp_path / kind, "--to", kind)
+    assert done.returncode == 0, done
+    s3.filesystem().put(f"{tmp_path / kind}/", f"{name}/{kind}", recursive=True)
     for variable, value in s3.env.items():
         monkeypatch.setenv(variable, value)
     return f"s3://{name}"

@@ -1,4 +1,4 @@
-"""Training sets on a real S3 server and on a Ray cluster are those of local disks, to the byte."""
+"""Training sets on a real S3 server are those of local disks, to the byte."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from mm_assets_tests.live.ray_nodes import ray_nodes
 from mm_assets_tests.live.s3_server import S3Server
 from mm_assets_tests.training_set.sets import make_source, tree
 
+pytestmark = pytest.mark.clients
+
 SPLIT = ("--split", "train=0.7,validation=0.3", "--shards", 4)
 
 
@@ -25,7 +27,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.clients
 @pytest.mark.parametrize("kind", ["webdataset", "parquet", "mds", "arrow_cache"])
 def test_from_bucket_to_bucket(s3: S3Server, made: Path, tmp_path: Path, kind: str) -> None:
     bucket = s3.new_bucket()
@@ -89,11 +90,3 @@ def test_on_ray_from_bucket_to_bucket_it_goes_on(s3: S3Server, made: Path, tmp_p
         for folder in (tmp_path / "set", made / "webdataset" / "set")
     )
     assert found == expected
-
-
-@pytest.mark.live
-def test_on_ray(made: Path, tmp_path: Path) -> None:
-    with ray_nodes() as nodes:
-        settings = {"MM_ENGINE": "ray", "MM_RAY_ADDRESS": nodes.address}
-        fine(run("reshard", made / "web", tmp_path / "set", *SPLIT, "--prove", **settings))
-    assert tree(tmp_path / "set") == tree(made / "webdataset" / "set")
