@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,12 @@ from PIL import Image
 
 from mm_assets.filters.measure import MOST_DECODED_PIXELS
 from mm_assets.formats.registry import reader_for, writer_for
+from mm_assets_tests.forks import Forks, forks
 from mm_assets_tests.formats.raw_tars import make_tar
 
 LIMIT = 256  # MiB above the imports and a first image
 _CODE = """
-import json, sys
+import cv2
 from mm_assets.filters.scores import score_table
 from mm_assets.filters.clip import ClipMeasure
 from mm_assets.filters.measures import IMAGE_MEASURES
@@ -31,10 +30,20 @@ def memory(of):
 def scores(uri):
     _, tables = InterleavedParquetReader(()).project(Partition('x', (uri,)), columns)
     return [row for table in tables for row in score_table(table, measures).to_pylist()]
-scores(sys.argv[1])
-base = memory('VmRSS')
-print(json.dumps([scores(sys.argv[2])[0]['sharpness'], memory('VmHWM') - base]))
+def of(tiny, large):
+    scores(tiny)
+    base = memory('VmRSS')
+    return [scores(large)[0]['sharpness'], memory('VmHWM') - base]
 """
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Forks]:
+    """Processes of their own: the sharpness of an image, and the peak of one that scores it after a tiny
+    image, in MiB.
+    """
+    with forks(_CODE) as started:
+        yield started
 
 
 def picture(pixels: int, mode: str) -> Image.Image:
@@ -59,11 +68,11 @@ def parquet(folder: Path, kind: str, pixels: int, mode: str, **options: Any) -> 
     return folder / "a.parquet"
 
 
-def scored(folder: Path, kind: str, pixels: int, mode: str, **options: Any) -> tuple[float | None, int]:
-    """Sharpness of an image, and the peak of a process that scores it after a tiny one, in MiB."""
+def scored(
+    apart: Forks, folder: Path, kind: str, pixels: int, mode: str, **options: Any
+) -> tuple[float | None, int]:
     shards = [parquet(folder / f"{size}", kind, size, mode, **options) for size in (10_000, pixels)]
-    out = subprocess.check_output([sys.executable, "-c", _CODE, *map(str, shards)], text=True)
-    sharpness, peak = json.loads(out)
+    sharpness, peak = apart.call(*map(str, shards))
     return sharpness, peak
 
 
@@ -81,9 +90,9 @@ def scored(folder: Path, kind: str, pixels: int, mode: str, **options: Any) -> t
     ids=["tiff", "tiff with alpha", "bmp", "jpeg", "progressive jpeg", "png", "webp"],
 )
 def test_the_largest_images_that_are_decoded(
-    kind: str, pixels: int, mode: str, options: dict[str, Any], tmp_path: Path
+    apart: Forks, kind: str, pixels: int, mode: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    sharpness, peak = scored(tmp_path, kind, pixels, mode, **options)
+    sharpness, peak = scored(apart, tmp_path, kind, pixels, mode, **options)
     assert (sharpness is not None, peak < LIMIT) == (True, True), (sharpness, peak)
 
 
@@ -97,7 +106,7 @@ def test_the_largest_images_that_are_decoded(
     ids=["png of 100 MB", "progressive jpeg", "webp"],
 )
 def test_larger_ones_have_no_scores_of_pixels(
-    kind: str, pixels: int, mode: str, options: dict[str, Any], tmp_path: Path
+    apart: Forks, kind: str, pixels: int, mode: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    sharpness, peak = scored(tmp_path, kind, pixels, mode, **options)
+    sharpness, peak = scored(apart, tmp_path, kind, pixels, mode, **options)
     assert (sharpness, peak < LIMIT) == (None, True), peak

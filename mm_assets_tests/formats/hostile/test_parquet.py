@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import pickle
 import random
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +15,37 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.model.errors import ShardError
+from mm_assets_tests.forks import Forks, forks
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
 from mm_assets_tests.formats.parquet_of_others import IMAGE, PICTURES, documents, image, interleaved
 
 MEMORY = 300 << 20  # of which a bomb may take nothing
 _CODE = """
-import sys
+import pyarrow.parquet
 from pathlib import Path
 from mm_assets.model.errors import ShardError
 from mm_assets.interleaved import InterleavedParquetReader
-def peak(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) << 10
-root, limit = str(Path(sys.argv[1]).parent), {'max_batch_bytes': 16 << 20}
-reader = InterleavedParquetReader(sys.argv[1], quarantine_errors=True, relative_to=root, **limit)
-(partition,) = reader.partitions()
-base, told = peak(), 'read'
-try:
-    stream = reader.open(partition)
-    told = f'{sum(batch.num_rows for batch in stream)} rows, {len(stream.losses)} losses'
-except ShardError as error:
-    told = str(error)
-print(peak() - base)
-print(told)
+def peak():
+    return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) << 10
+def of(file):
+    root, limit = str(Path(file).parent), {'max_batch_bytes': 16 << 20}
+    reader = InterleavedParquetReader(file, quarantine_errors=True, relative_to=root, **limit)
+    (partition,) = reader.partitions()
+    base = peak()
+    try:
+        stream = reader.open(partition)
+        told = f'{sum(batch.num_rows for batch in stream)} rows, {len(stream.losses)} losses'
+    except ShardError as error:
+        told = str(error)
+    return [peak() - base, told]
 """
 
 
-def read_apart(file: Path) -> tuple[int, str]:
-    """The memory that a process of its own takes to read a file, and what came of it."""
-    grown, told = subprocess.check_output([sys.executable, "-c", _CODE, str(file)], text=True).split("\n", 1)
-    return int(grown), told.strip()
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Forks]:
+    """Processes of their own: the memory that one takes to read a file, and what came of it."""
+    with forks(_CODE) as started:
+        yield started
 
 
 def repeated(value: Any, type_: pa.DataType, times: int) -> pa.DictionaryArray:
@@ -136,9 +137,11 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize(("make", "words"), BOMBS.values(), ids=BOMBS)
-def test_a_small_file_takes_little_memory(tmp_path: Path, make: Callable[[Path], Path], words: str) -> None:
+def test_a_small_file_takes_little_memory(
+    tmp_path: Path, apart: Forks, make: Callable[[Path], Path], words: str
+) -> None:
     file = make(tmp_path / "f.parquet")
-    grown, told = read_apart(file)
+    grown, told = apart.call(str(file))
     assert told.startswith(words) and "\n" not in told
     assert grown < MEMORY, grown >> 20
 
