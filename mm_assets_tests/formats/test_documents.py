@@ -346,26 +346,26 @@ def test_nothing_is_asked_for_before_it_is_read() -> None:
 
 
 def test_a_stream_is_never_held_in_memory() -> None:
-    """80 MB of documents: what Python and Arrow hold at the peak is a few batches, and the ids' digests."""
+    """20 MB of documents: what Python and Arrow hold at the peak is a few batches, and the ids' digests."""
     payload = "x" * 4000
 
     def given() -> Iterator[Any]:
-        for number in range(20_000):
+        for number in range(5_000):
             yield f"document {number}", [payload, png(number % 7)], {"n": number}
 
-    reader = documents(given(), blocksize="16MB", max_batch_bytes=2 << 20)
+    reader = documents(given(), blocksize="4MB", max_batch_bytes=512 << 10)
     tracemalloc.start()
     partitions = reader.partitions()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(partitions) > 4
-    assert peak < 12 << 20  # 20,000 digests of ids, and the buffers of one document
+    assert peak < 3 << 20  # 5,000 digests of ids, and the buffers of one document
     before, most, rows = pa.total_allocated_bytes(), 0, 0
     for batch in reader:
         most = max(most, pa.total_allocated_bytes() - before)
         rows += batch.num_rows
-    assert rows == 60_000
-    assert most < 24 << 20
+    assert rows == 15_000
+    assert most < 6 << 20
 
 
 def test_the_spool_goes_with_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

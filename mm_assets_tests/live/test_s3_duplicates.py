@@ -13,7 +13,7 @@ from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.live.s3_server import S3Server
 
-pytestmark = [pytest.mark.clients]
+pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 
 
 def test_of_equal_images_one_stays_and_another_one_once_that_is_retired(

@@ -13,17 +13,17 @@ from mm_assets_tests.live.ray_nodes import ray_nodes
 from mm_assets_tests.live.s3_server import S3Server
 from mm_assets_tests.training_set.sets import make_source, tree
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 
 SPLIT = ("--split", "train=0.7,validation=0.3", "--shards", 4)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(s3: S3Server, shared_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
     make_source(folder / "web", "web", shards=3, size=40_000)
     for kind in ("webdataset", "parquet", "mds", "arrow_cache"):
-        fine(run("reshard", folder / "web", folder / kind / "set", "--to", kind, *SPLIT))
+        fine(run("reshard", folder / "web", folder / kind / "set", "--to", kind, *SPLIT, **s3.env))
     return folder
 
 
