@@ -1,0 +1,75 @@
+"""Shards that are due are made without a click, also when every process of the server was killed meanwhile;
+and then nothing is due.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+import dagster as dg
+import pytest
+
+from mm_assets.demo import make_shards
+from mm_assets_tests.cli.commands import run
+from mm_assets_tests.graph.deployment import ASSETS
+from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, backfills, ended
+from mm_assets_tests.live.daemon import wait_for
+
+pytestmark = pytest.mark.live
+
+KEYS = {f"web-{number:05d}" for number in range(4)}
+STARTED = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
+
+
+def test_what_is_due_is_made_and_a_killed_server_completes_it(sqlite: Storage) -> None:
+    """One shard is missing, one has failed and was mended, one has changed. Every process dies in the middle
+    of the run; the next server finds out, and makes it again, once. Its schedule has nothing to do.
+    """
+    storage = sqlite
+    late, failed, changed = (tar.stem for tar in make_shards(storage.raw, members=4, pdf=0, samples=2)[1:])
+    whole = {key: (storage.raw / f"{key}.tar").read_bytes() for key in (late, failed)}
+    (storage.raw / f"{late}.tar").unlink()
+    (storage.raw / f"{failed}.tar").write_bytes(BROKEN)
+    server = storage.dev(MM_AUTOMATION="all")
+    assert run("run", **server.environment).returncode == 1
+    assert storage.tars() == KEYS - {late, failed}
+    for key, content in whole.items():
+        (storage.raw / f"{key}.tar").write_bytes(content)
+    (storage.raw / f"{changed}.tar").unlink()
+    make_shards(storage.raw, members=4, pdf=0, samples=2, seed="other")
+    with server as dev:
+        dev.wait_for(lambda instance: instance.get_runs(STARTED), SECONDS, "the run")
+        for pid in dev.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert storage.tars() != KEYS
+    with storage.dev(MM_AUTOMATION="all", MM_REFRESH_CRON="* * * * *") as dev, dev.instance() as instance:
+        (title,) = wait_for(lambda: ended(1)(instance), 2 * SECONDS, "the backfill whose server was killed")
+        assert title.startswith("3 shards: ")
+        reasons = {"1 never made", "1 failed before", "1 the raw shard has changed"}
+        assert set(title.removeprefix("3 shards: ").split(", ")) == reasons
+        then = time.time()
+        wait_for(lambda: refreshed_since(instance, then), SECONDS, "a later tick of the schedule")
+        assert backfills(instance) == [("COMPLETED_SUCCESS", title)]
+        of_backfill = instance.get_runs(dg.RunsFilter(job_name="__ASSET_JOB"), limit=2)
+        assert [each.status.value for each in of_backfill] == ["SUCCESS", "FAILURE"]
+        made = {
+            str(record.partition_key)
+            for asset in ASSETS
+            for record in instance.fetch_materializations(dg.AssetKey(asset), limit=100).records
+            if record.run_id in {each.run_id for each in of_backfill}
+        }
+        assert made == {late, failed, changed}
+        for asset in ASSETS:
+            assert set(dev.partitions(asset)["materialized"]) == KEYS
+        in_parquet, in_table = storage.rows()
+        assert in_parquet == in_table and in_parquet.keys() == KEYS, "nothing is lost, nothing is there twice"
+
+
+def refreshed_since(instance: dg.DagsterInstance, moment: float) -> bool:
+    """Whether a run of the job `refresh` has begun after this moment, and succeeded."""
+    done = dg.RunsFilter(job_name="refresh", statuses=[dg.DagsterRunStatus.SUCCESS])
+    return any((record.start_time or 0) > moment for record in instance.get_run_records(done))
