@@ -21,6 +21,7 @@ from mm_assets_tests.tiers import ROOT, is_fast
 from mm_assets_tests.warm_workers import end_warm_workers
 
 LIVE = ROOT / "live"
+LONGEST = LIVE / "test_operators_day.py"
 WITH_LIVE = 0.6  # the share of the other files that those with daemons are spread over
 
 # Without deadlines: how long an example takes is a matter of the machine, not of the code under test. The
@@ -70,13 +71,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)  # those of other markers are gone then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files with real daemons over the others: they mostly wait, while other processes work on the
-    rest. The last of the others have none beside them, else one that takes minutes would be left at the end.
+    """Spread the files with real daemons over the others, the longest first: they mostly wait, while other
+    processes work on the rest. The last of the others have none beside them, else one that takes minutes
+    would be left at the end.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    live = [path for path in files if path.is_relative_to(LIVE)]
+    live = sorted((path for path in files if path.is_relative_to(LIVE)), key=lambda path: path != LONGEST)
     order = [path for path in files if path not in live]
     distance = int(WITH_LIVE * len(order) / len(live)) if live else 0
     for number, path in enumerate(live):
