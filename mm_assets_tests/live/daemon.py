@@ -185,6 +185,7 @@ class DagsterDev:
             lambda: status if (status := self.backfill_status(backfill)) in _ENDED else None,
             seconds,
             "the backfill",
+            _PAUSE,
         )
 
     def backfill_status(self, backfill: str) -> str:
@@ -232,6 +233,7 @@ class DagsterDev:
             ),
             seconds,
             "the run",
+            _PAUSE,
         )
 
     def run_process(self, run: str) -> int:
@@ -314,6 +316,7 @@ class DagsterDev:
         return done
 
 
+_PAUSE = 1.0  # between questions about the end of a run, each of which takes the server some CPU
 _ENDED = ("COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "CANCELED", "FAILED")
 _LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError {
     __typename ... on PythonError { message } } } } } }"""
@@ -322,13 +325,13 @@ _REPOSITORIES = (
 )
 
 
-def wait_for(condition: Callable[[], T | None], seconds: float, what: str) -> T:
-    """The first true value of `condition`, asked four times a second. Raises `TimeoutError`."""
+def wait_for(condition: Callable[[], T | None], seconds: float, what: str, pause: float = 0.25) -> T:
+    """The first true value of `condition`, asked after each ``pause``. Raises `TimeoutError`."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > end:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.25)
+        time.sleep(pause)
     return value
 
 

@@ -107,7 +107,7 @@ def test_a_struct_in_a_struct_reaches_lance_in_batches(tmp_path: Path, kind: str
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(table=tables())
 def test_any_table_from_format_to_format(
     kind: str, tmp_path_factory: pytest.TempPathFactory, table: pa.Table
