@@ -146,9 +146,10 @@ def test_an_interrupt_ends_the_run(nodes: RayNodes, raw: Path, local: Path) -> N
 def test_a_training_set_is_that_of_local_workers(nodes: RayNodes, tmp_path: Path) -> None:
     make_source(tmp_path / "web", "web", shards=3, size=40_000)
     made = ("--split", "train=0.7,validation=0.3", "--shards", 4)
-    fine(run("reshard", tmp_path / "web", tmp_path / "ray", *made, "--prove", **nodes.settings))
-    fine(run("reshard", tmp_path / "web", tmp_path / "local", *made))
-    assert tree(tmp_path / "ray") == tree(tmp_path / "local")
+    on_ray, here = (tmp_path / name / "set" for name in ("ray", "local"))  # whose name is in its index
+    fine(run("reshard", tmp_path / "web", on_ray, *made, "--prove", **nodes.settings))
+    fine(run("reshard", tmp_path / "web", here, *made))
+    assert tree(on_ray) == tree(here)
 
 
 def test_a_cluster_without_room_is_told_of() -> None:
