@@ -45,7 +45,7 @@ from mm_assets.accounting.canonical.tar import (
 from mm_assets.accounting.lookup import in_lance, in_output, in_parquet, in_tar
 from mm_assets.accounting.survey import is_same_type
 from mm_assets.formats.names import DOCUMENT_OPTIONS, format_of
-from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
+from mm_assets.formats.webdataset import VIRTUAL_SCHEMES
 from mm_assets.model.schema import unify_schemas
 from mm_assets.storage.files import StorageOptions, filesystem, join, size_of
 

@@ -22,7 +22,7 @@ from mm_assets.formats.reports import (
     PartitionReport,
     merged_content,
 )
-from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
+from mm_assets.formats.webdataset import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
 from mm_assets.model.errors import (
     DUPLICATE_ID,
     INCOMPLETE_SAMPLE,

@@ -24,7 +24,7 @@ from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.formats.reports import ContentColumns, content_columns, merged_content, untaken
 from mm_assets.formats.tar.scan import residue_bytes
-from mm_assets.formats.webdataset.layout import RawLayout, stated_fields
+from mm_assets.formats.webdataset import RawLayout, stated_fields
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.model.errors import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
 from mm_assets.model.json_codec import FieldTally, is_json, json_field

@@ -34,7 +34,7 @@ from mm_assets.filters.registry import (
     with_preset,
 )
 from mm_assets.formats.names import FORMAT_TABLE, format_of, listed
-from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset import RawLayout
 from mm_assets.model.errors import nearest
 from mm_assets.settings import Settings, variable
 from mm_assets.settings_file import given_settings

@@ -285,7 +285,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     from mm_assets.formats.raw_shards import location_of
     from mm_assets.formats.registry import detect_format, reader_for
     from mm_assets.formats.tar import TarDamage
-    from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES, SampleError
+    from mm_assets.formats.webdataset import VIRTUAL_SCHEMES, SampleError
     from mm_assets.model.json_codec import is_json
     from mm_assets.model.schema import unify_schemas
     from mm_assets.storage.errors import error_line, located

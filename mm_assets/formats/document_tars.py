@@ -32,7 +32,7 @@ from mm_assets.formats.reader import FileSource
 from mm_assets.formats.registry import DEFAULT_BATCH_BYTES
 from mm_assets.formats.tar import TarWriter
 from mm_assets.formats.tar.scan import Member
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     IMAGES,
     MAX_FIELDS,
     MAX_JSON_BYTES,

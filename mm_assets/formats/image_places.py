@@ -33,7 +33,7 @@ from mm_assets.formats.names import TAR_SUFFIXES
 from mm_assets.formats.partitions import ref_path
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member, scan_tolerant
 from mm_assets.formats.tar.spool import open_tar, shared_folder
-from mm_assets.formats.webdataset.layout import extension, sample_stem
+from mm_assets.formats.webdataset import extension, sample_stem
 from mm_assets.model.errors import (
     DANGLING_REFERENCE,
     FETCH_FAILED,

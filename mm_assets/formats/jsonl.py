@@ -47,9 +47,9 @@ from mm_assets.formats.tar import TarDamage, TarWriter, damage
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member
 from mm_assets.formats.tar.spool import open_tar, unpacked_limit
 from mm_assets.formats.unfolding import image_fields
+from mm_assets.formats.webdataset import IMAGES, SAMPLE_ID, RawLayout, SampleError, is_native_layout
 from mm_assets.formats.webdataset.documents import Mint1tDecoder, find_document_layout
 from mm_assets.formats.webdataset.folders import tar_samples
-from mm_assets.formats.webdataset.layout import IMAGES, SAMPLE_ID, RawLayout, SampleError, is_native_layout
 from mm_assets.formats.webdataset.native import SampleEncoder, decode_native, folded
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.rows import Sample

@@ -33,8 +33,8 @@ from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.tar.scan import Member, TarIndex, by_name
 from mm_assets.formats.tar.spool import open_tar
+from mm_assets.formats.webdataset import IMAGE_MEMBERS, MAX_JSON_BYTES, SAMPLE_ID, RawLayout
 from mm_assets.formats.webdataset.documents import Mint1tDecoder
-from mm_assets.formats.webdataset.layout import IMAGE_MEMBERS, MAX_JSON_BYTES, SAMPLE_ID, RawLayout
 from mm_assets.formats.webdataset.native import SampleEncoder
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.samples import TarSamples

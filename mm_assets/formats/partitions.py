@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from mm_assets.formats.names import ARRAY_SUFFIXES, SUFFIXES, format_by_suffix, partition_filename
-from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
+from mm_assets.formats.webdataset import VIRTUAL_SCHEMES
 from mm_assets.storage.files import StorageOptions, is_remote, size_of
 
 _NUMBERED = re.compile(r"(?s)(.*?)([0-9]+)")

@@ -44,8 +44,8 @@ from mm_assets.formats.partitions import (
 )
 from mm_assets.formats.pdf.address import PdfAddress, pdf_location
 from mm_assets.formats.reader import FileSource
+from mm_assets.formats.webdataset import VIRTUAL_SCHEMES
 from mm_assets.formats.webdataset.folders import FolderAddress, folder_location
-from mm_assets.formats.webdataset.layout import VIRTUAL_SCHEMES
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.virtual_tars import FolderedAddress
 from mm_assets.model.errors import MmAssetsError, warn_user

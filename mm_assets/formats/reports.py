@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.webdataset.layout import SOURCE
+from mm_assets.formats.webdataset import SOURCE
 from mm_assets.model.errors import MmAssetsError, counted, html_table, html_text
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import ItemError, Loss

@@ -27,7 +27,7 @@ from mm_assets.formats.materialize import portable_places
 from mm_assets.formats.partitions import parse_bytes, relative_root
 from mm_assets.formats.raw_shards import Listing, RawLocations
 from mm_assets.formats.reports import untaken_lines
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
     IMAGES,

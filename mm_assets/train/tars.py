@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from mm_assets.formats.images.headers import CONTENT_TYPES
 from mm_assets.formats.tar import BLOCK, check_header, member_size, padded
 from mm_assets.formats.tar.scan import Member, scan
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     BOOKKEEPING,
     IMAGES,
     ROW_ERRORS,

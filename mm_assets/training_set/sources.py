@@ -25,8 +25,8 @@ from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
 from mm_assets.formats.partitions import common_root, ref_path
 from mm_assets.formats.tar.scan import Member, read_member, scan
 from mm_assets.formats.tar.spool import open_tar
+from mm_assets.formats.webdataset import MAX_JSON_BYTES, ROW_EXTRA, SAMPLE_ID
 from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx
-from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, ROW_EXTRA, SAMPLE_ID
 from mm_assets.formats.webdataset.writer import CARD, TarFolder
 from mm_assets.model.errors import DataError, ShardError
 from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, local_path, read_bytes

@@ -31,7 +31,7 @@ from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import RawReader
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
-from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset import RawLayout
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.model.errors import BAD_JSON, DUPLICATE_ID, NOT_UTF8, TRUNCATED_TAR
 from mm_assets.model.json_codec import FieldTally, json_field

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.formats.tar import TarDamage
-from mm_assets.formats.webdataset.layout import SampleError
+from mm_assets.formats.webdataset import SampleError
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
 from mm_assets.model.errors import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8, ShardError
 from mm_assets_tests.formats.datasets import batch_of, item, read, write

@@ -18,7 +18,7 @@ from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import MultiModalWebDataset
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.reports import left_out_lines, left_out_of
-from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset import RawLayout
 from mm_assets.storage.listing import expand_paths
 from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.formats.datasets import raw_streams

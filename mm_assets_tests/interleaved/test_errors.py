@@ -12,7 +12,7 @@ import mm_assets
 from mm_assets.formats.materialize import FetchError
 from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.tar import TarDamage
-from mm_assets.formats.webdataset.layout import SampleError
+from mm_assets.formats.webdataset import SampleError
 from mm_assets.interleaved import MaterializeError, MmAssetsError, SchemaMismatch
 from mm_assets.model.errors import DecompressionBomb, ImageError, LosslessSplitError, ShardError
 from mm_assets.storage.errors import StoreError

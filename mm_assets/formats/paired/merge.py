@@ -33,7 +33,7 @@ from mm_assets.formats.paired.merged_tar import (
 from mm_assets.formats.tar import FileRange, TarWriter
 from mm_assets.formats.tar.scan import scan_tolerant
 from mm_assets.formats.tar.spool import open_tar
-from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL, SOURCE, SampleError, native_payload
+from mm_assets.formats.webdataset import MERGED_PROTOCOL, SOURCE, SampleError, native_payload
 from mm_assets.formats.webdataset.virtual_tars import (
     refusal,
     virtual_file,

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from mm_assets.formats.tar import FileRange
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     DEFAULT_IMAGE_EXTENSIONS,
     MAX_JSON_BYTES,
     MAX_POSITION,

@@ -28,7 +28,7 @@ from mm_assets.formats.parquet.files import (
     schema_with_enums,
 )
 from mm_assets.formats.tar.spool import unpacked_limit
-from mm_assets.formats.webdataset.layout import MAX_FIELDS, RawLayout
+from mm_assets.formats.webdataset import MAX_FIELDS, RawLayout
 from mm_assets.model.errors import ShardError, warn_user
 
 MAX_ROW_BYTES = 1 << 30  # a row is held in memory as a whole

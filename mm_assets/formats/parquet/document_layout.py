@@ -32,7 +32,7 @@ from mm_assets.formats.unfolding import (
     value_of,
     with_bytes,
 )
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     IMAGES,
     MAX_FIELDS,
     MAX_POSITION,

@@ -30,7 +30,7 @@ from mm_assets.formats.parquet.document_layout import (
     spread_blobs,
 )
 from mm_assets.formats.parquet.files import ColumnIntegers, row_name
-from mm_assets.formats.webdataset.layout import MAX_POSITION, METADATA_TYPE, SOURCE, TEXT_TYPE, SampleError
+from mm_assets.formats.webdataset import MAX_POSITION, METADATA_TYPE, SOURCE, TEXT_TYPE, SampleError
 from mm_assets.formats.webdataset.rows import Row, Sample, build_table, row_order, width
 from mm_assets.model import json_codec
 from mm_assets.model.errors import (

@@ -35,7 +35,7 @@ from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, FileSurvey, InterleavedReader, SurveyedSample
 from mm_assets.formats.reports import CONTENT, content_columns
 from mm_assets.formats.reports import DOCUMENTS as LAYOUT_OF_DOCUMENTS
-from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, SOURCE, TEXTS, RawLayout
+from mm_assets.formats.webdataset import IMAGES, MAX_MEMBER_BYTES, SOURCE, TEXTS, RawLayout
 from mm_assets.formats.webdataset.rows import width
 from mm_assets.formats.writer import InterleavedWriter, Sink
 from mm_assets.model.errors import ShardError

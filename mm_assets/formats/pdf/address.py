@@ -22,7 +22,7 @@ from mm_assets.formats.names import (
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.tar.scan import Member, TarIndex, read_member, scan_tolerant
 from mm_assets.formats.tar.spool import open_tar
-from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, PDF_PROTOCOL, SampleError, extension
+from mm_assets.formats.webdataset import MAX_JSON_BYTES, PDF_PROTOCOL, SampleError, extension
 from mm_assets.formats.webdataset.virtual_tars import FolderedAddress, by_shard, name_of_folder, plain_path
 from mm_assets.model.errors import OVERSIZED_MEMBER, UNREADABLE_MEMBER
 from mm_assets.model.samples import build_source_ref

@@ -25,7 +25,7 @@ from mm_assets.formats.pdf.layout import Item, Picture
 from mm_assets.formats.pdf.process import MAX_TEXT, Description, Keep, OpenPdf, PdfReader
 from mm_assets.formats.tar import FileRange, TarWriter
 from mm_assets.formats.tar.scan import Member
-from mm_assets.formats.webdataset.layout import PDF_PROTOCOL, SampleError, native_payload, parse_payload
+from mm_assets.formats.webdataset import PDF_PROTOCOL, SampleError, native_payload, parse_payload
 from mm_assets.formats.webdataset.virtual_tars import (
     VirtualTars,
     refusal,

@@ -25,7 +25,7 @@ from mm_assets.formats.names import is_line
 from mm_assets.formats.reports import IMAGE, TEXT
 from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.unfolding import Image, Item, UnfoldError, Unfolding
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     MAX_POSITION,
     METADATA_TYPE,
     SAMPLE_ID,

@@ -31,13 +31,7 @@ from mm_assets.formats.names import (
 from mm_assets.formats.partitions import Partition, id_prefix, root_of_locations
 from mm_assets.formats.tar import END_BLOCKS, add_member
 from mm_assets.formats.tar.scan import Member
-from mm_assets.formats.webdataset.documents import (
-    ImageTextPairs,
-    Mint1tDecoder,
-    find_document_layout,
-    is_document,
-)
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     DEFAULT_IMAGE_EXTENSIONS,
     FOLDER_PROTOCOL,
     SAMPLE_ID,
@@ -47,6 +41,12 @@ from mm_assets.formats.webdataset.layout import (
     extension,
     naming_sample,
     sample_stem,
+)
+from mm_assets.formats.webdataset.documents import (
+    ImageTextPairs,
+    Mint1tDecoder,
+    find_document_layout,
+    is_document,
 )
 from mm_assets.formats.webdataset.rows import Sample
 from mm_assets.formats.webdataset.samples import TarSamples, lines_in

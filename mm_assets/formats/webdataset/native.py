@@ -20,8 +20,7 @@ from mm_assets.formats.names import sample_key
 from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.unfolding import FoldError
 from mm_assets.formats.unfolding import Row as FoldedRow
-from mm_assets.formats.webdataset.documents import Mint1tDecoder, checked_length, is_place, member_ref
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     BOOKKEEPING,
     IMAGE_MEMBERS,
     IMAGES,
@@ -42,6 +41,7 @@ from mm_assets.formats.webdataset.layout import (
     native_payload,
     sample_stem,
 )
+from mm_assets.formats.webdataset.documents import Mint1tDecoder, checked_length, is_place, member_ref
 from mm_assets.formats.webdataset.rows import (
     Row,
     Sample,

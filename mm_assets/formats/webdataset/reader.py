@@ -20,9 +20,7 @@ from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.reports import CONTENT, DOCUMENTS, LEFT_OUT_MEMBERS
 from mm_assets.formats.tar.scan import Member, read_members
-from mm_assets.formats.webdataset.documents import member_ref
-from mm_assets.formats.webdataset.folders import tar_samples
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
     IMAGES,
@@ -33,6 +31,8 @@ from mm_assets.formats.webdataset.layout import (
     SampleError,
     normal_extensions,
 )
+from mm_assets.formats.webdataset.documents import member_ref
+from mm_assets.formats.webdataset.folders import tar_samples
 from mm_assets.formats.webdataset.rows import (
     MISFITS,
     ResolvedContent,

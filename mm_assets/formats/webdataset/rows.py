@@ -24,7 +24,7 @@ from mm_assets.formats.lance.types import ARROW_TYPE, to_storage_schema
 from mm_assets.formats.parquet.files import stored_schema
 from mm_assets.formats.reports import string_leaves
 from mm_assets.formats.tar.scan import Member, TarIndex
-from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_ROOM, TIFF_EXTENSIONS, RawLayout, extension
+from mm_assets.formats.webdataset import MAX_FIELDS, MAX_ROOM, TIFF_EXTENSIONS, RawLayout, extension
 from mm_assets.model import json_codec
 from mm_assets.model.errors import DANGLING_REFERENCE, Fault, missing_member
 from mm_assets.model.json_codec import RAW, FieldTally, build_column, dumps, is_json, json_field

@@ -28,13 +28,7 @@ from mm_assets.formats.tar.scan import (
     scan_tolerant,
 )
 from mm_assets.formats.tar.spool import Download, local_tar, unpacked_limit
-from mm_assets.formats.webdataset.documents import (
-    Mint1tDecoder,
-    find_document_layout,
-    find_pairs,
-    member_ref,
-)
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     LEFT_OUT,
     MADE_SCHEMES,
     MAX_FIELDS,
@@ -48,6 +42,12 @@ from mm_assets.formats.webdataset.layout import (
     naming_sample,
     parse_payload,
     sample_stem,
+)
+from mm_assets.formats.webdataset.documents import (
+    Mint1tDecoder,
+    find_document_layout,
+    find_pairs,
+    member_ref,
 )
 from mm_assets.formats.webdataset.native import decode_native
 from mm_assets.formats.webdataset.rows import SLOT, Sample, SchemaTally, misfit

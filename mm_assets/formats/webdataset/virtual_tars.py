@@ -23,7 +23,7 @@ from fsspec import AbstractFileSystem
 from mm_assets.formats.names import sample_key
 from mm_assets.formats.tar import TarWriter
 from mm_assets.formats.tar.scan import TarIndex
-from mm_assets.formats.webdataset.layout import (
+from mm_assets.formats.webdataset import (
     BOOKKEEPING,
     LEFT_OUT,
     REFUSED,

@@ -23,6 +23,7 @@ import pyarrow as pa
 from mm_assets.formats.tar import END_BLOCKS, TarDamage, TarWriter
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.tar.spool import local_tar
+from mm_assets.formats.webdataset import BOOKKEEPING, MAX_JSON_BYTES
 from mm_assets.formats.webdataset.client_files import (
     SetNotes,
     TarPartitionStats,
@@ -39,7 +40,6 @@ from mm_assets.formats.webdataset.client_files import (
     union_columns,
     wids_index,
 )
-from mm_assets.formats.webdataset.layout import BOOKKEEPING, MAX_JSON_BYTES
 from mm_assets.formats.webdataset.native import SampleEncoder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.schema import schema_from_text

@@ -42,7 +42,7 @@ DECLARED = {
     "mm_assets.formats.lance.reader_writer": "the partitions of a table, and rows that are none's",
     "mm_assets.formats.parquet.reader_writer": "telling Parquet of others",
     "mm_assets.storage.files": "options of a file system",
-    "mm_assets.formats.webdataset.layout": "telling raw shards that are made when they are opened",
+    "mm_assets.formats.webdataset": "telling raw shards that are made when they are opened",
 }
 DATA_MODEL = "mm_assets.model"
 

@@ -17,13 +17,13 @@ import pytest
 from PIL import Image
 
 from mm_assets.accounting.survey import survey_shard
+from mm_assets.formats import webdataset
 from mm_assets.formats.document_layouts import LAYOUTS
 from mm_assets.formats.parquet import document_layout
 from mm_assets.formats.raw_shards import RawReader
 from mm_assets.formats.registry import reader_for, writer_for
+from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.formats.webdataset import documents as webdataset_documents
-from mm_assets.formats.webdataset import layout as webdataset_layout
-from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.model.errors import ShardError
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.cli.commands import run
@@ -477,9 +477,9 @@ def test_odd_documents_come_back(tmp_path: Path, case: str) -> None:
 
 def test_a_million_tokens_are_one_refused_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a thousand: to write and read a million takes half a minute."""
-    assert webdataset_layout.MAX_POSITION == 1_000_000
+    assert webdataset.MAX_POSITION == 1_000_000
     for module in (webdataset_documents, document_layout):
-        assert module.MAX_POSITION == webdataset_layout.MAX_POSITION
+        assert module.MAX_POSITION == webdataset.MAX_POSITION
         monkeypatch.setattr(module, "MAX_POSITION", 1000)
     chats = [
         {"conversations": [turn("human", "<image>" * 1001)]},

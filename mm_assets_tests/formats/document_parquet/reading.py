@@ -14,7 +14,7 @@ import pyarrow as pa
 from mm_assets.formats.parquet.reader_writer import survey_parquet
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSurvey
-from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
+from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.interleaved import InterleavedParquetReader
 from mm_assets.model.losses import Loss
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_assets.formats.webdataset.layout import SampleError
+from mm_assets.formats.webdataset import SampleError
 from mm_assets.interleaved import InterleavedParquetReader, materialize
 from mm_assets.model.errors import ShardError, fault_of
 from mm_assets.model.samples import parse_source_ref

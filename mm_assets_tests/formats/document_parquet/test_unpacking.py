@@ -13,7 +13,7 @@ import pytest
 from mm_assets.formats.parquet import document_file
 from mm_assets.formats.parquet.reader_writer import survey_parquet
 from mm_assets.formats.partitions import Partition
-from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
+from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.model.errors import ShardError
 from mm_assets_tests.cli.commands import refused
 from mm_assets_tests.formats.datasets import batch_of, item, read, write

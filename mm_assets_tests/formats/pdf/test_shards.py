@@ -18,7 +18,7 @@ from mm_assets.accounting.survey import survey_shard
 from mm_assets.formats.pdf import shard as file_system
 from mm_assets.formats.pdf import shard as sample
 from mm_assets.formats.raw_shards import RawLocations
-from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset import RawLayout
 from mm_assets_tests.formats.pdf.pdf_files import Page, encrypted, jpeg, jpeg_picture, lines, pdf, text
 from mm_assets_tests.formats.pdf.reading import files_in, items, read
 from mm_assets_tests.formats.raw_tars import make_tar

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats.webdataset.layout import MAX_JSON_BYTES, SampleError
+from mm_assets.formats.webdataset import MAX_JSON_BYTES, SampleError
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar

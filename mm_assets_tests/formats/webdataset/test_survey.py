@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mm_assets.formats.images.tiff_directories import as_view, count_frames, iter_directories, read_header
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
-from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
+from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.model.errors import DUPLICATE_ID, ImageError
 from mm_assets_tests.formats.images.pictures import picture

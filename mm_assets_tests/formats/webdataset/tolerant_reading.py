@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.reader import FileSurvey
-from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
+from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.model.errors import BAD_JSON, BAD_SAMPLE_ID, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8

@@ -19,7 +19,7 @@ from mm_assets.formats.paired.merge import PairedAddress, modality_of
 from mm_assets.formats.partitions import relative_root
 from mm_assets.formats.raw_shards import RawLocations, originals_of
 from mm_assets.formats.registry import reader_for
-from mm_assets.formats.webdataset.layout import SampleError
+from mm_assets.formats.webdataset import SampleError
 from mm_assets.formats.webdataset.samples import survey_tar
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import Loss
