@@ -363,7 +363,7 @@ def prepare_pdq(folder: str) -> Work:
     from mm_assets.duplicates.items import LEAST_QUALITY
     from mm_assets.filters.measure import ImageContent
     from mm_assets.filters.measures import PerceptualHash, PerceptualQuality
-    from mm_assets.formats.images.headers import probe
+    from mm_assets.formats.images import probe
 
     def value(file: Path) -> str | None:
         data = memoryview(file.read_bytes())

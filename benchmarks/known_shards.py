@@ -111,7 +111,7 @@ class Copies:
         from mm_assets.accounting import survey_store
         from mm_assets.accounting.record import index_folder
         from mm_assets.accounting.survey_store import SurveyStore
-        from mm_assets.formats.lance.location import Location
+        from mm_assets.formats.lance import Location
         from mm_assets.formats.lance.records import PartitionRecords
         from mm_assets.storage.small_files import FileFacts, FileIndex, hashes_of
 
@@ -214,7 +214,7 @@ class RealShard:
     @cached_property
     def committed(self) -> Any:
         """The record of the partition in the Lance table; None if it has no rows."""
-        from mm_assets.formats.lance.location import Location
+        from mm_assets.formats.lance import Location
         from mm_assets.formats.lance.records import PartitionRecords
 
         found = PartitionRecords(Location(f"{self.root}/{_TABLE}")).of([self.key])[self.key]
@@ -269,8 +269,8 @@ class RealShard:
 
     def _copy_partition(self, name: str, number: int, version: int) -> dict[str, str]:
         """Copy data files and record of the partition in the table; return its set id, old and new."""
+        from mm_assets.formats.lance import Location
         from mm_assets.formats.lance.fragments import pack_ids
-        from mm_assets.formats.lance.location import Location
         from mm_assets.formats.lance.records import PartitionRecords
 
         record = self.committed

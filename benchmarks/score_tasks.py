@@ -21,7 +21,7 @@ def prepare_scores(files: Sequence[str], names: Sequence[str]) -> Work:
     """Measure image files; the work gives the values of each, in the order of ``names``, or its error."""
     from mm_assets.filters.measure import ImageContent
     from mm_assets.filters.measures import IMAGE_MEASURES
-    from mm_assets.formats.images.headers import probe
+    from mm_assets.formats.images import probe
     from mm_assets.model.errors import ImageError
 
     by_name = {measure.name: measure for measure in IMAGE_MEASURES}
@@ -42,7 +42,7 @@ def prepare_scores(files: Sequence[str], names: Sequence[str]) -> Work:
 
 def prepare_decode(files: Sequence[str]) -> Work:
     """Decode image files to pixels, which all scores of pixels share."""
-    from mm_assets.formats.images.headers import probe
+    from mm_assets.formats.images import probe
     from mm_assets.formats.images.pixels import rgb_pixels
 
     images = [Path(file).read_bytes() for file in files]

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from mm_assets.dataset import Dataset as Dataset
     from mm_assets.dataset import PartitionsFailed as PartitionsFailed
     from mm_assets.dataset import read as read
+    from mm_assets.formats.arrow_cache import ShardedCacheMeta as ShardedCacheMeta
+    from mm_assets.formats.arrow_cache import read_sharded_cache_meta as read_sharded_cache_meta
+    from mm_assets.formats.arrow_cache import validate_sharded_cache as validate_sharded_cache
     from mm_assets.formats.arrow_cache.build import write_sharded_arrow_cache as write_sharded_arrow_cache
     from mm_assets.formats.arrow_cache.features import Array3D as Array3D
     from mm_assets.formats.arrow_cache.features import ClassLabel as ClassLabel
@@ -22,9 +25,6 @@ if TYPE_CHECKING:
     from mm_assets.formats.arrow_cache.features import cache_fingerprint as cache_fingerprint
     from mm_assets.formats.arrow_cache.features import decode_example as decode_example
     from mm_assets.formats.arrow_cache.features import encode_example as encode_example
-    from mm_assets.formats.arrow_cache.files import ShardedCacheMeta as ShardedCacheMeta
-    from mm_assets.formats.arrow_cache.files import read_sharded_cache_meta as read_sharded_cache_meta
-    from mm_assets.formats.arrow_cache.files import validate_sharded_cache as validate_sharded_cache
     from mm_assets.formats.arrow_cache.interleaved import (
         InterleavedArrowCacheReader as InterleavedArrowCacheReader,
     )
@@ -112,7 +112,7 @@ MODULES = {
     "SchemaMismatch": "mm_assets.model.schema",
     "Sequence": "mm_assets.formats.arrow_cache.features",
     "ShardError": "mm_assets.model.errors",
-    "ShardedCacheMeta": "mm_assets.formats.arrow_cache.files",
+    "ShardedCacheMeta": "mm_assets.formats.arrow_cache",
     "Sink": "mm_assets.formats.writer",
     "SourceRef": "mm_assets.model.samples",
     "StoreError": "mm_assets.storage.errors",
@@ -129,9 +129,9 @@ MODULES = {
     "parse_source_ref": "mm_assets.model.samples",
     "read": "mm_assets.dataset",
     "read_shard": "mm_assets.formats.arrow_cache.read",
-    "read_sharded_cache_meta": "mm_assets.formats.arrow_cache.files",
+    "read_sharded_cache_meta": "mm_assets.formats.arrow_cache",
     "reconcile_schema": "mm_assets.model.schema",
     "resolve_schema": "mm_assets.model.schema",
-    "validate_sharded_cache": "mm_assets.formats.arrow_cache.files",
+    "validate_sharded_cache": "mm_assets.formats.arrow_cache",
     "write_sharded_arrow_cache": "mm_assets.formats.arrow_cache.build",
 }

@@ -43,7 +43,7 @@ def public_names() -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for path in _modules():
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for name in sorted(_declared(ast.parse(path.read_text()))):
             if name in found:
                 raise ValueError(f"{name} is public in {found[name]} and in {module}")
@@ -73,7 +73,7 @@ def _modules() -> Iterator[Path]:
     for source in SOURCES:
         path = ROOT / "mm_assets" / source
         found = [path] if path.suffix else path.rglob("*.py")
-        yield from sorted(file for file in found if file.name != "__init__.py")
+        yield from sorted(found)
 
 
 def _declared(tree: ast.Module) -> set[str]:
@@ -86,7 +86,7 @@ def _declared(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = {target.id for target in targets if isinstance(target, ast.Name)}
-            if "__all__" in names and node.value is not None:
+            if "__all__" in names and isinstance(node.value, ast.List):  # else it passes on those of others
                 listed.update(ast.literal_eval(node.value))
             defined |= names
     return listed & defined

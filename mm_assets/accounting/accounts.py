@@ -40,7 +40,7 @@ from mm_assets.accounting.record import (
     stated_partitions,
 )
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import SHARD, UNREADABLE, UnreadableFile, read_buffer
+from mm_assets.formats.parquet import SHARD, UNREADABLE, UnreadableFile, read_buffer
 from mm_assets.model.digest import ContentDigest
 from mm_assets.storage.files import (
     StorageOptions,

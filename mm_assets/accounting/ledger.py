@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import publish_table
+from mm_assets.formats.parquet import publish_table
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.writer import InterleavedWriter
 from mm_assets.model.losses import Loss

@@ -26,7 +26,7 @@ from mm_assets.accounting.record import ShardRecord
 from mm_assets.accounting.survey import ShardColumns, passthrough
 from mm_assets.formats.materialize import Fetcher, open_fetcher
 from mm_assets.formats.names import sample_key
-from mm_assets.formats.parquet.files import SHARD, UNREADABLE, original_schema, possible_groups
+from mm_assets.formats.parquet import SHARD, UNREADABLE, original_schema, possible_groups
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import reader_for
@@ -245,7 +245,7 @@ def _ranges(fetcher: Fetcher, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
 def _owner(
     dataset: Any, uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None
 ) -> str | None:
-    from mm_assets.formats.lance.location import Location
+    from mm_assets.formats.lance import Location
     from mm_assets.formats.lance.reader_writer import lance_options
     from mm_assets.formats.lance.records import PartitionRecord, PartitionRecords
     from mm_assets.formats.lance.snapshot import Snapshot

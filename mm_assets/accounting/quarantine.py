@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from mm_assets.formats.jsonl import lines_beside, stem_of
 from mm_assets.formats.materialize import Request, open_fetcher
 from mm_assets.formats.names import is_block, is_line, is_lines, is_parquet
-from mm_assets.formats.parquet.files import UnreadableFile, read_small_table, row_of, rows_as_json
+from mm_assets.formats.parquet import UnreadableFile, read_small_table, row_of, rows_as_json
 from mm_assets.formats.raw_shards import originals_of
 from mm_assets.formats.tar import BLOCK, TarDamage, check_header, member_size
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit

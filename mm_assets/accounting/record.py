@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from mm_assets.formats.arrow_cache.files import digest_of
+from mm_assets.formats.arrow_cache import digest_of
 from mm_assets.formats.names import Format, format_of, partition_filename
-from mm_assets.formats.parquet.files import SHARD, read_buffer
+from mm_assets.formats.parquet import SHARD, read_buffer
 from mm_assets.storage.files import (
     StorageOptions,
     filesystem,

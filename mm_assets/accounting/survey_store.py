@@ -34,7 +34,7 @@ from mm_assets.accounting.lookup import PublishedOutputs
 from mm_assets.accounting.record import CURATED, PUBLISHED, index_folder
 from mm_assets.accounting.survey import SAMPLES_SCHEMA, Excerpt, ShardColumns, ShardSurvey, passthrough
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import UNREADABLE
+from mm_assets.formats.parquet import UNREADABLE
 from mm_assets.formats.reports import ContentColumns
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.model.losses import Loss

@@ -46,7 +46,7 @@ from mm_assets.filters.measure import DECODE_ERROR, decoding, digest_of_scores
 from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.registry import measures_for, opened
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.errors import counted, warn_user
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join

@@ -37,7 +37,7 @@ from mm_assets.filters.scores import (
     score_samples,
 )
 from mm_assets.filters.texts import TextScore
-from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.model.errors import warn_user
 from mm_assets.model.losses import Loss, with_errors
 from mm_assets.model.nested_types import compact, take_rows

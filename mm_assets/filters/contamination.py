@@ -37,7 +37,7 @@ from mm_assets.filters.filter import (
 from mm_assets.filters.minhash import shingles, words_of
 from mm_assets.filters.scores import score_rows
 from mm_assets.formats.names import format_of
-from mm_assets.formats.parquet.files import publish_table, read_small_table
+from mm_assets.formats.parquet import publish_table, read_small_table
 from mm_assets.formats.raw_shards import location_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import detect_format, reader_for

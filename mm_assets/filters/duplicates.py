@@ -26,7 +26,7 @@ from mm_assets.filters.filter import DROP_ITEM, FLAG, Filter, FilterSettingError
 from mm_assets.filters.id_list import SortedIds, sorted_by_hash
 from mm_assets.filters.measure import digest_of_scores
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.errors import warn_user
 from mm_assets.storage.files import join, remove
 from mm_assets.storage.stamps import parallel_map

@@ -26,7 +26,7 @@ import xxhash
 from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, FilterSettingError, setting
 from mm_assets.filters.measure import Score
 from mm_assets.filters.scores import ImageScore, SampleScore
-from mm_assets.formats.parquet.files import UNREADABLE, open_checked, publish_table, read_small_table
+from mm_assets.formats.parquet import UNREADABLE, open_checked, publish_table, read_small_table
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.errors import error_line, is_store_failure, located
 from mm_assets.storage.files import absolute, exists, is_remote, join, open_binary, regular_file

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from mm_assets.formats.images.headers import ImageInfo
+from mm_assets.formats.images import ImageInfo
 from mm_assets.formats.images.pixels import Pixels, TooMuchMemory, rgb_pixels, turned
-from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import ImageError, MmAssetsError, unreadable_image
 from mm_assets.storage.errors import error_line

@@ -19,8 +19,8 @@ import xxhash
 
 from mm_assets.filters.scores import MAX_PIXELS as MAX_PIXELS
 from mm_assets.filters.scores import ImageScores, image_views
+from mm_assets.formats.images import ImageInfo, looks_whole, probe
 from mm_assets.formats.images.decode import decode, refuse_bomb
-from mm_assets.formats.images.headers import ImageInfo, looks_whole, probe
 from mm_assets.formats.images.pixels import check_opens
 from mm_assets.model.errors import DECOMPRESSION_BOMB, DecompressionBomb, Fault, ImageError, unreadable_image
 from mm_assets.model.losses import with_errors

@@ -44,8 +44,8 @@ from mm_assets.filters.measure import (
     with_columns,
 )
 from mm_assets.filters.texts import OF_TEXTS, TextMeasure, TextScore, needed, of_texts, text_list, text_values
+from mm_assets.formats.images import ImageInfo, probe
 from mm_assets.formats.images.decode import MAX_PIXELS as MAX_PIXELS
-from mm_assets.formats.images.headers import ImageInfo, probe
 from mm_assets.model.errors import DataError, ImageError, MmAssetsError, unreadable_image
 from mm_assets.model.nested_types import binary_views
 

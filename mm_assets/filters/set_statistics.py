@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from mm_assets.formats.parquet.files import read_small_table
+from mm_assets.formats.parquet import read_small_table
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.files import join, publish_bytes, read_bytes
 

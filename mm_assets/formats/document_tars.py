@@ -24,8 +24,8 @@ import pyarrow as pa
 import xxhash
 
 from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.images import sniff
 from mm_assets.formats.images.decode import lossless_file
-from mm_assets.formats.images.headers import sniff
 from mm_assets.formats.names import sample_key
 from mm_assets.formats.partitions import Partition, parse_bytes
 from mm_assets.formats.reader import FileSource

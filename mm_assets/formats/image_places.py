@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_assets.formats.images.headers import CONTENT_TYPES
+from mm_assets.formats.images import CONTENT_TYPES
 from mm_assets.formats.materialize import IMAGES_FROM, image_roots, locations_of, place_path
 from mm_assets.formats.names import TAR_SUFFIXES
 from mm_assets.formats.partitions import ref_path
@@ -530,7 +530,7 @@ def _failures_beside(uri: str, options: StorageOptions | None) -> Iterator[tuple
 
     Its tars have nothing of them, the Parquet file beside a tar has.
     """
-    from mm_assets.formats.parquet.files import open_parquet, read_batches
+    from mm_assets.formats.parquet import open_parquet, read_batches
 
     beside = uri[: -len(".tar")] + ".parquet"
     if not exists(beside, options):

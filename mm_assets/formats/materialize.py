@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.batching import Sizes, cut_rows, row_bytes
-from mm_assets.formats.images.headers import sniff
+from mm_assets.formats.images import sniff
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.names import TAR_SUFFIXES, is_block, is_parquet
-from mm_assets.formats.parquet.files import row_of
+from mm_assets.formats.parquet import row_of
 from mm_assets.formats.partitions import root_of_locations
 from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.tar.scan import Member, TarIndex, scan

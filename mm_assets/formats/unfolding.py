@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.images.headers import sniff
+from mm_assets.formats.images import sniff
 from mm_assets.model.errors import DANGLING_REFERENCE, UNDECODABLE_IMAGE, Fault, MmAssetsError
 from mm_assets.model.nested_types import is_bytes, is_list, is_text, value_type
 

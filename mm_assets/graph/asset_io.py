@@ -42,7 +42,7 @@ from mm_assets.filters.chain import VERDICTS, FilterChain
 from mm_assets.filters.duplicates import VerdictIndex, duplicate_filters
 from mm_assets.filters.filter import FilterSettingError
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.graph.io_manager import RawInput, ShardIOManager
 from mm_assets.graph.messages import Check, Plan, ShardJob, ShardResult, digest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import CACHE, FILES, LOST_IDS, PUBLISHED, TARS, digest_files
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import own_name, relative_root
 from mm_assets.formats.raw_shards import files_of
 from mm_assets.graph.messages import Check, ShardJob, ShardResult, blocked_by
@@ -299,7 +299,7 @@ def _published_scores(
         metadata: what is reported beside bytes and columns.
         rows: rows of the account.
     """
-    from mm_assets.formats.parquet.files import publish_table
+    from mm_assets.formats.parquet import publish_table
     from mm_assets.graph.shard_work import column_schema
 
     nbytes = publish_table(job.dest, scores)

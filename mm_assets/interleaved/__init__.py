@@ -9,7 +9,7 @@ from mm_assets.model.errors import explained
 from mm_assets.public_names import MODULES
 
 # Names of caches and paired tars, such as `Image`, would hide those of other libraries.
-_NOT_STARRED = ("mm_assets.formats.arrow_cache.", "mm_assets.formats.paired.")
+_NOT_STARRED = ("mm_assets.formats.arrow_cache", "mm_assets.formats.paired")
 __all__ = [name for name, module in MODULES.items() if not module.startswith(_NOT_STARRED)]
 
 

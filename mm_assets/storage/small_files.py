@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from mm_assets.formats.parquet.files import UNREADABLE, read_buffer
+from mm_assets.formats.parquet import UNREADABLE, read_buffer
 from mm_assets.storage import files
 from mm_assets.storage.files import StorageOptions, join, publish_bytes, read_bytes, remove
 from mm_assets.storage.stamps import files_in, parallel_map

@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from webdataset.pytorch import IterableDataset
 
+from mm_assets.formats.images import sniff
 from mm_assets.formats.images.decode import MAX_PIXELS, decoding
-from mm_assets.formats.images.headers import sniff
 from mm_assets.model.errors import DataError, ImageError, counted, require
 from mm_assets.model.samples import Document
 from mm_assets.train.order import Division, EpochOrder, Positions, Progress, Schedule, digest_of

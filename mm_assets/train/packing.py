@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.parquet.files import publish_table, read_small_table
+from mm_assets.formats.parquet import publish_table, read_small_table
 from mm_assets.model.errors import DataError
 from mm_assets.model.samples import Document
 from mm_assets.train.dataset import EpochDataset

@@ -24,7 +24,7 @@ import xxhash
 
 from mm_assets.formats.names import PLAN_FILE as PLAN
 from mm_assets.formats.names import SET_NOTES, format_by_suffix, format_of
-from mm_assets.formats.parquet.files import (
+from mm_assets.formats.parquet import (
     checked,
     column_chunks,
     open_parquet,
@@ -144,7 +144,7 @@ class LanceSource(TableSource):
 
     def __init__(self, uri: str) -> None:
         require("lance")
-        from mm_assets.formats.lance.location import storage_options_from_env
+        from mm_assets.formats.lance import storage_options_from_env
         from mm_assets.formats.lance.table import LanceTable
         from mm_assets.formats.lance.types import from_storage_schema, with_original_names
         from mm_assets.storage.stores import lance_arguments

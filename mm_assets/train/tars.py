@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic_core import from_json
 
-from mm_assets.formats.images.headers import CONTENT_TYPES
+from mm_assets.formats.images import CONTENT_TYPES
 from mm_assets.formats.tar import BLOCK, check_header, member_size, padded
 from mm_assets.formats.tar.scan import Member, scan
 from mm_assets.formats.webdataset import (

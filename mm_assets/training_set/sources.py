@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from mm_assets.formats.names import TAR_SUFFIXES, sample_key
-from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.formats.partitions import common_root, ref_path
 from mm_assets.formats.tar.scan import Member, read_member, scan
 from mm_assets.formats.tar.spool import open_tar

@@ -39,7 +39,7 @@ from mm_assets.accounting.record import (
     recorded_files,
     stat_outputs,
 )
-from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.digest import ContentDigest, row_digests
 from mm_assets.model.errors import DataError
 from mm_assets.model.schema import schema_from_text

@@ -28,8 +28,8 @@ import xxhash
 from mm_assets import __version__
 from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.record import BY_ASSET, LANCE, OUTPUTS, ShardRecord
-from mm_assets.formats.arrow_cache.files import digest_of
-from mm_assets.formats.parquet.files import UNREADABLE
+from mm_assets.formats.arrow_cache import digest_of
+from mm_assets.formats.parquet import UNREADABLE
 from mm_assets.model.errors import DataError
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.files import (

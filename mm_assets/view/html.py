@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import numpy as np
 
+from mm_assets.formats.images import ImageInfo
 from mm_assets.formats.images.decode import opened
-from mm_assets.formats.images.headers import ImageInfo
 from mm_assets.model.errors import DecompressionBomb, ImageError
 from mm_assets.model.errors import html_text as text
 

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import FILTERED
-from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.model.errors import counted
 from mm_assets.view.html import INLINE, svg_image
 

@@ -49,7 +49,7 @@ from mm_assets.filters.scores import (
 from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images.pixels import ThumbnailStrip, thumbnail
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile, open_parquet, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, open_parquet, read_small_table
 from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import InterleavedReader

@@ -33,7 +33,7 @@ from mm_assets.filters.registry import measures_for, opened
 from mm_assets.filters.score_columns import ScoreColumns
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextPosition, TextScore
-from mm_assets.formats.images.headers import ImageInfo
+from mm_assets.formats.images import ImageInfo
 from mm_assets.formats.names import partition_filename
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.files import exists, join

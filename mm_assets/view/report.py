@@ -31,7 +31,7 @@ from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.duplicates import SCHEMA as VERDICTS
 from mm_assets.filters.duplicates import VerdictIndex, verdicts_uri
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.model.schema import schema_from_text, unify_schemas
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.accounting.ledger import locator_columns
-from mm_assets.formats.images.headers import ImageInfo, probe
+from mm_assets.formats.images import ImageInfo, probe
 from mm_assets.formats.images.pixels import thumbnail
-from mm_assets.formats.parquet.files import (
+from mm_assets.formats.parquet import (
     checked,
     column_chunks,
     open_parquet,

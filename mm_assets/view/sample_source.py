@@ -28,7 +28,7 @@ from mm_assets.filters.duplicates import DEDUP, verdicts_uri
 from mm_assets.filters.minhash import MinHash
 from mm_assets.filters.texts import TextPosition
 from mm_assets.formats.names import format_of, partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.parquet.reader_writer import DOCUMENTS, rows_of
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.registry import reader_for

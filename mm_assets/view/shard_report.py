@@ -25,7 +25,7 @@ from mm_assets.accounting.record import BY_ASSET, CURATED, DERIVED_FOLDERS, FILT
 from mm_assets.filters.duplicates import DEDUP
 from mm_assets.filters.measure import is_measured
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet.files import UnreadableFile, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
 from mm_assets.formats.partitions import Partition
 from mm_assets.model.errors import MmAssetsError

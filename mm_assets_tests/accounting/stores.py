@@ -13,7 +13,7 @@ from mm_assets.accounting.contract import Published
 from mm_assets.accounting.record import CURATED, PUBLISHED, ShardRecord
 from mm_assets.accounting.survey import merge_files
 from mm_assets.accounting.survey_store import SurveyStore, duplicates, published_to_text
-from mm_assets.formats.parquet.files import publish_table
+from mm_assets.formats.parquet import publish_table
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 
 NO_COLUMNS = Published(pa.schema([]))

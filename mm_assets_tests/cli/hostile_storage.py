@@ -16,7 +16,7 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.quarantine import publish_quarantine, quarantine_table
 from mm_assets.accounting.record import CURATED, FILTERED
 from mm_assets.filters.scores import score_table
-from mm_assets.formats.parquet.files import publish_table
+from mm_assets.formats.parquet import publish_table
 from mm_assets_tests.cli.documents import GOOD, WIDE, sample
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.raw_tars import make_tar

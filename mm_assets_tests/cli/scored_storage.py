@@ -17,7 +17,7 @@ from mm_assets.accounting.record import (
 )
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.scores import score_samples, score_table
-from mm_assets.formats.parquet.files import publish_table
+from mm_assets.formats.parquet import publish_table
 from mm_assets_tests.cli.documents import sample
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.raw_tars import make_tar

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting.record import CURATED
-from mm_assets.formats.parquet.files import publish_table
+from mm_assets.formats.parquet import publish_table
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.cli.scored_storage import fill_scored, record

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.formats.parquet.files import publish_table
+from mm_assets.formats.parquet import publish_table
 from mm_assets_tests.cli.commands import ok, only_line, run
 from mm_assets_tests.cli.documents import image, sample
 from mm_assets_tests.cli.hostile_storage import SVG

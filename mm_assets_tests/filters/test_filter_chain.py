@@ -31,7 +31,7 @@ from mm_assets.filters.registry import (
 )
 from mm_assets.filters.score_columns import text_scores
 from mm_assets.filters.scores import ImageScores, SampleScores, score_samples, score_table
-from mm_assets.formats.parquet.files import publish_table
+from mm_assets.formats.parquet import publish_table
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.samples import StepResult

@@ -21,7 +21,7 @@ from mm_assets.filters.scores import (
     text_digest,
 )
 from mm_assets.filters.texts import TextMeasure
-from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.errors import DataError
 from mm_assets_tests.formats.datasets import item, table_of
 

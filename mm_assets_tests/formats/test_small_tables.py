@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats.parquet.files import UnreadableFile, publish_table, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
 
 _TABLE = pa.table({"name": [f"n{i}" for i in range(50)], "value": list(range(50)), "third": [0.5] * 50})
 
 # Threads of Arrow that outlive a read abort the process if they still hold its bytes when it ends.
 _THREADS_STARTED = """
 import os, sys
-from mm_assets.formats.parquet.files import read_small_table
+from mm_assets.formats.parquet import read_small_table
 before = set(os.listdir("/proc/self/task"))
 for _ in range(3):
     assert read_small_table(sys.argv[1], ["value", "name"]).num_rows == 50

@@ -12,7 +12,7 @@ import pytest
 
 from mm_assets.accounting.accounts import EarlierLedger, Ledger
 from mm_assets.accounting.record import BY_ASSET
-from mm_assets.formats.parquet.files import UnreadableFile
+from mm_assets.formats.parquet import UnreadableFile
 from mm_assets_tests.accounting.earlier_layout import make_earlier
 from mm_assets_tests.graph.commands import ok, run
 from mm_assets_tests.graph.deployment import Deployment, materialized, prove, write_tar

@@ -19,7 +19,7 @@ import lance
 import pyarrow as pa
 
 from mm_assets.demo import make_shards
-from mm_assets.formats.lance.location import storage_options_from_env
+from mm_assets.formats.lance import storage_options_from_env
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.cli.commands import run_process
 from mm_assets_tests.live.faulty_proxy import Faults, FaultyProxy, faulty_proxy

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.demo import make_shards
-from mm_assets.formats.lance.location import storage_options_from_env
+from mm_assets.formats.lance import storage_options_from_env
 from mm_assets.formats.registry import reader_for
 from mm_assets.versions.tagging import Manifest
 from mm_assets_tests.cli import commands

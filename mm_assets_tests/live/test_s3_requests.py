@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats.materialize import open_fetcher
-from mm_assets.formats.parquet.files import column_chunks
+from mm_assets.formats.parquet import column_chunks
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
     exists,

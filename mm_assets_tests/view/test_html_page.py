@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mm_assets.formats.images.headers import probe
+from mm_assets.formats.images import probe
 from mm_assets.view import sample
 from mm_assets.view.sample import Document, Item, embedding, sample_page
 from mm_assets_tests.cli.hostile_storage import noise

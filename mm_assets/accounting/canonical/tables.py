@@ -20,16 +20,16 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical import RowPart, blob_index, naming_file
-from mm_assets.formats.arrow_cache.files import (
+from mm_assets.formats.arrow_cache import (
     METADATA_FILE,
     CacheShard,
     OpenShard,
     digest_of,
     parse_metadata,
 )
+from mm_assets.formats.parquet import open_checked, original_schema, restore, unreadable_dictionary
 from mm_assets.formats.parquet.document_file import WrittenOut
 from mm_assets.formats.parquet.document_layout import is_interleaved
-from mm_assets.formats.parquet.files import open_checked, original_schema, restore, unreadable_dictionary
 from mm_assets.model.digest import BLOBS
 from mm_assets.model.errors import ShardError
 from mm_assets.model.schema import schema_from_text
@@ -148,7 +148,7 @@ def lance_parts(
     """
     import lance
 
-    from mm_assets.formats.lance.location import Location, until_answered
+    from mm_assets.formats.lance import Location, until_answered
     from mm_assets.formats.lance.reader_writer import lance_options
     from mm_assets.formats.lance.snapshot import unreadable_text
 

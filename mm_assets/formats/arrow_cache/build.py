@@ -26,9 +26,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.arrow_cache import files
-from mm_assets.formats.arrow_cache.features import Features, as_features, encode_example
-from mm_assets.formats.arrow_cache.files import (
+from mm_assets.formats import arrow_cache
+from mm_assets.formats.arrow_cache import (
     METADATA_FILE,
     SHARD_NAME,
     ShardedCacheMeta,
@@ -38,6 +37,7 @@ from mm_assets.formats.arrow_cache.files import (
     metadata_text,
     parse_metadata,
 )
+from mm_assets.formats.arrow_cache.features import Features, as_features, encode_example
 from mm_assets.model.nested_types import blob_array
 from mm_assets.model.schema import schema_to_text
 from mm_assets.storage.files import StorageOptions, filesystem, put, sweep, sync
@@ -106,7 +106,7 @@ class Generation:
             os.rename(self.folder / old, self._cache_dir / new)
         sync(self._cache_dir)
         for shard in renamed.shards:
-            files.require_size(self._cache_dir / shard.filename, shard)
+            arrow_cache.require_size(self._cache_dir / shard.filename, shard)
         os.replace(self.folder / METADATA_FILE, self._cache_dir / METADATA_FILE)
         sync(self._cache_dir)
         return renamed
@@ -157,7 +157,7 @@ class Generation:
             if _content(published) != _content(meta):
                 return None
             for path, shard in zip(published.shard_paths, published.shards, strict=True):
-                files.check_shard(path, shard)
+                arrow_cache.check_shard(path, shard)
         except (ValueError, OSError):
             return None  # damaged, or just replaced
         return published

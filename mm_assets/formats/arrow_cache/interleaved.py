@@ -14,15 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from mm_assets.formats.arrow_cache.build import (
-    DEFAULT_BATCH_BYTES,
-    DEFAULT_SHARD_SIZE_BYTES,
-    LARGEST_BATCH,
-    Generation,
-    RemoteGeneration,
-    sweep_folders,
-)
-from mm_assets.formats.arrow_cache.files import (
+from mm_assets.formats.arrow_cache import (
     METADATA_FILE,
     CacheShard,
     ShardedCacheMeta,
@@ -32,8 +24,16 @@ from mm_assets.formats.arrow_cache.files import (
     parse_metadata,
     read_sharded_cache_meta,
 )
+from mm_assets.formats.arrow_cache.build import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_SHARD_SIZE_BYTES,
+    LARGEST_BATCH,
+    Generation,
+    RemoteGeneration,
+    sweep_folders,
+)
 from mm_assets.formats.batching import cut_by_bytes
-from mm_assets.formats.parquet.files import SCHEMA_VERSION, SHARD, VERSION
+from mm_assets.formats.parquet import SCHEMA_VERSION, SHARD, VERSION
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, require_interleaved
 from mm_assets.formats.reports import PartitionReport

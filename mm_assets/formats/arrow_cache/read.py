@@ -19,9 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from mm_assets.formats.arrow_cache import files
-from mm_assets.formats.arrow_cache.features import Features, decode_example
-from mm_assets.formats.arrow_cache.files import (
+from mm_assets.formats import arrow_cache
+from mm_assets.formats.arrow_cache import (
     METADATA_FILE,
     CacheShard,
     OpenShard,
@@ -30,6 +29,7 @@ from mm_assets.formats.arrow_cache.files import (
     read_sharded_cache_meta,
     require_features,
 )
+from mm_assets.formats.arrow_cache.features import Features, decode_example
 from mm_assets.model.errors import DataError, counted, first_and_more
 from mm_assets.model.samples import document_of, sample_offsets
 
@@ -106,7 +106,7 @@ class ArrowCache:
     def column(self, name: str) -> Iterator[pa.Array]:
         """Yield one column of all rows as stored. Nothing else is read, so no digest is checked."""
         for number in range(self.meta.num_shards):
-            for batch in self._opened(number, files.require_size).batches:
+            for batch in self._opened(number, arrow_cache.require_size).batches:
                 yield batch.column(name)
 
     def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
@@ -127,7 +127,7 @@ class ArrowCache:
 
     def _shard(self, number: int) -> OpenShard:
         if (shard := self._open.get(number)) is None:
-            shard = self._open[number] = self._opened(number, files.check_once)
+            shard = self._open[number] = self._opened(number, arrow_cache.check_once)
         return shard
 
     def _opened(self, number: int, check: Callable[[Path, CacheShard], Any]) -> OpenShard:
@@ -144,10 +144,10 @@ class ArrowCache:
         return shard
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_verified": files.export_stamps(self.meta.shard_paths)}
+        return {**self.__dict__, "_open": {}, "_verified": arrow_cache.export_stamps(self.meta.shard_paths)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        files.import_stamps(state.pop("_verified"))
+        arrow_cache.import_stamps(state.pop("_verified"))
         self.__dict__.update(state)
 
 
@@ -168,7 +168,7 @@ def read_shard(shard_path: str | os.PathLike[str]) -> pa.Table:
     if metadata.is_file():
         for declared in parse_metadata(path.parent, metadata.read_bytes()).shards:
             if declared.filename == path.name:
-                files.check_once(path, declared)
+                arrow_cache.check_once(path, declared)
     shard = OpenShard(path)
     return pa.Table.from_batches(shard.batches, shard.schema)
 

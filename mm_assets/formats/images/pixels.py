@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.formats.images import probe
 from mm_assets.formats.images.decode import decoding, opened, pillow_image, refuse_bomb
-from mm_assets.formats.images.headers import probe
 from mm_assets.formats.images.tiff_directories import (
     ORIENTATION,
     as_view,

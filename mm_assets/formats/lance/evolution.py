@@ -17,8 +17,8 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata
 from lance.schema import LanceSchema
 
+from mm_assets.formats.lance import Location
 from mm_assets.formats.lance.fragments import FragmentSet
-from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.snapshot import opened
 from mm_assets.formats.lance.types import (
     ARROW_TYPE,

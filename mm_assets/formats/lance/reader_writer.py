@@ -12,10 +12,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from mm_assets.formats.batching import SampleSpans, cut_by_bytes, grouped
+from mm_assets.formats.lance import storage_options_from_env, until_answered
 from mm_assets.formats.lance.commit import OrphanRows
 from mm_assets.formats.lance.evolution import plan_schema
 from mm_assets.formats.lance.fragments import FragmentSet, removal, write_fragments
-from mm_assets.formats.lance.location import storage_options_from_env, until_answered
 from mm_assets.formats.lance.records import LancePartitionStats
 from mm_assets.formats.lance.snapshot import naming_table, opened, unreadable_text
 from mm_assets.formats.lance.table import LanceTable

@@ -29,8 +29,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import xxhash
 
+from mm_assets.formats.lance import Location, each
 from mm_assets.formats.lance.fragments import FragmentSet, pack_ids, unpack_ids
-from mm_assets.formats.lance.location import Location, each
 from mm_assets.model.errors import warn_user
 from mm_assets.storage.files import join
 from mm_assets.storage.small_files import FileFacts, FileIndex, hashes_of

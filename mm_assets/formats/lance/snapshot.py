@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import xxhash
 from lance.commit import CommitConflictError
 
-from mm_assets.formats.lance.location import until_answered
+from mm_assets.formats.lance import until_answered
 from mm_assets.formats.lance.records import LancePartitionStats, PartitionRecord
 from mm_assets.formats.lance.types import with_original_names
 from mm_assets.model.errors import MmAssetsError

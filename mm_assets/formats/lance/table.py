@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import lance
 import pyarrow as pa
 
-from mm_assets.formats.lance import evolution
+from mm_assets.formats.lance import Location, each, evolution
 from mm_assets.formats.lance.commit import (
     OrphanRows,
     Replacement,
@@ -35,7 +35,6 @@ from mm_assets.formats.lance.commit import (
     rows_by_fragment,
 )
 from mm_assets.formats.lance.fragments import FragmentSet
-from mm_assets.formats.lance.location import Location, each
 from mm_assets.formats.lance.records import LancePartitionStats, PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.snapshot import (
     SETS,

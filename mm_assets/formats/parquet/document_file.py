@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.batching import Sizes, row_bytes
-from mm_assets.formats.parquet.document_layout import BYTES, DocumentLayout, ItemColumn, document_layout
-from mm_assets.formats.parquet.files import (
+from mm_assets.formats.parquet import (
     ROWS_AT_ONCE,
     cast,
     checked,
@@ -27,6 +26,7 @@ from mm_assets.formats.parquet.files import (
     rows_within,
     schema_with_enums,
 )
+from mm_assets.formats.parquet.document_layout import BYTES, DocumentLayout, ItemColumn, document_layout
 from mm_assets.formats.tar.spool import unpacked_limit
 from mm_assets.formats.webdataset import MAX_FIELDS, RawLayout
 from mm_assets.model.errors import ShardError, warn_user

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from mm_assets.formats.batching import SampleIds, row_bytes
 from mm_assets.formats.document_layouts import LAYOUT
 from mm_assets.formats.image_places import ImagesElsewhere, unfetched_url
-from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
+from mm_assets.formats.images import CONTENT_TYPES, sniff
+from mm_assets.formats.parquet import ColumnIntegers, row_name
 from mm_assets.formats.parquet.document_file import DocumentFile
 from mm_assets.formats.parquet.document_layout import (
     DocumentLayout,
@@ -29,7 +30,6 @@ from mm_assets.formats.parquet.document_layout import (
     lengths_beyond,
     spread_blobs,
 )
-from mm_assets.formats.parquet.files import ColumnIntegers, row_name
 from mm_assets.formats.webdataset import MAX_POSITION, METADATA_TYPE, SOURCE, TEXT_TYPE, SampleError
 from mm_assets.formats.webdataset.rows import Row, Sample, build_table, row_order, width
 from mm_assets.model import json_codec

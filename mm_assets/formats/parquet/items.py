@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.batching import SampleIds, SampleSpans, cut_by_bytes, grouped
-from mm_assets.formats.parquet.document_file import WrittenOut
-from mm_assets.formats.parquet.files import (
+from mm_assets.formats.parquet import (
     ROWS_AT_ONCE,
     ColumnIntegers,
     checked,
@@ -29,6 +28,7 @@ from mm_assets.formats.parquet.files import (
     row_name,
     rows_within,
 )
+from mm_assets.formats.parquet.document_file import WrittenOut
 from mm_assets.formats.reader import FileSource, FileSurvey, SurveyedSample
 from mm_assets.model.digest import BLOBS
 from mm_assets.model.errors import (

@@ -18,10 +18,7 @@ from mm_assets.formats.document_layouts import described
 from mm_assets.formats.image_places import ImagesElsewhere
 from mm_assets.formats.materialize import reading_roots
 from mm_assets.formats.names import PARQUET_SUFFIXES
-from mm_assets.formats.parquet.document_file import DocumentFile
-from mm_assets.formats.parquet.document_layout import is_interleaved
-from mm_assets.formats.parquet.document_rows import DocumentScan, build_rows
-from mm_assets.formats.parquet.files import (
+from mm_assets.formats.parquet import (
     REFUSALS,
     VERSION,
     checked,
@@ -30,6 +27,9 @@ from mm_assets.formats.parquet.files import (
     row_name,
     stored_schema,
 )
+from mm_assets.formats.parquet.document_file import DocumentFile
+from mm_assets.formats.parquet.document_layout import is_interleaved
+from mm_assets.formats.parquet.document_rows import DocumentScan, build_rows
 from mm_assets.formats.parquet.items import PER_READ, ParquetSource, QuarantiningParquetSource
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, FileSurvey, InterleavedReader, SurveyedSample

@@ -20,7 +20,7 @@ from mm_assets.formats.document_layouts import (
     layout_of,
 )
 from mm_assets.formats.image_places import MIME, ImagesElsewhere, broken_data_url, unfetched_url
-from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
+from mm_assets.formats.images import CONTENT_TYPES, sniff
 from mm_assets.formats.names import is_line
 from mm_assets.formats.reports import IMAGE, TEXT
 from mm_assets.formats.tar.scan import Member, TarIndex

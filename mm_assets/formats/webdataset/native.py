@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.document_layouts import LAYOUT, Layout, fold
-from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
+from mm_assets.formats.images import CONTENT_TYPES, sniff
 from mm_assets.formats.names import sample_key
 from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.unfolding import FoldError

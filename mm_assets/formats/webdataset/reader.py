@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.batching import SampleIds
-from mm_assets.formats.images.headers import CONTENT_TYPES, sniff
+from mm_assets.formats.images import CONTENT_TYPES, sniff
 from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
 from mm_assets.formats.materialize import reading_roots
 from mm_assets.formats.names import TAR_SUFFIXES, ZIP_SUFFIXES

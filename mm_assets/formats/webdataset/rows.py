@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.lance.types import ARROW_TYPE, to_storage_schema
-from mm_assets.formats.parquet.files import stored_schema
+from mm_assets.formats.parquet import stored_schema
 from mm_assets.formats.reports import string_leaves
 from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.webdataset import MAX_FIELDS, MAX_ROOM, TIFF_EXTENSIONS, RawLayout, extension

@@ -19,7 +19,7 @@ SHARED = {
     "mm_assets.formats.names": "the names and suffixes of formats",
     "mm_assets.formats.parquet.document_layout": "telling Parquet of others",
     "mm_assets.formats.parquet.document_file": "limits of what a file may unpack to",
-    "mm_assets.formats.parquet.files": (
+    "mm_assets.formats.parquet": (
         "opening a file: footers that end the process, the unit of INT96; "
         "the Arrow types that a Parquet file states"
     ),
@@ -27,12 +27,10 @@ SHARED = {
     "mm_assets.formats.lance.snapshot": (
         "which text it is that Lance refuses; the record that holds for a version of the table"
     ),
-    "mm_assets.formats.lance.location": (
-        "where a Lance table lies; requests that a store did not answer, again"
-    ),
+    "mm_assets.formats.lance": ("where a Lance table lies; requests that a store did not answer, again"),
     "mm_assets.formats.lance.reader_writer": "the storage options of a Lance table",
     "mm_assets.formats.lance.records": "the records that say which rows are a partition's",
-    "mm_assets.formats.arrow_cache.files": (
+    "mm_assets.formats.arrow_cache": (
         "what the metadata of a cache promise of its files; the digest of a shard file, and its columns"
     ),
 }

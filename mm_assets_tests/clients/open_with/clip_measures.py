@@ -20,7 +20,7 @@ from PIL import Image
 from mm_assets.filters.measure import digest_of_scores
 from mm_assets.filters.measures import selected_measures
 from mm_assets.filters.scores import ImageScores, score_table
-from mm_assets.formats.parquet.files import publish_table
+from mm_assets.formats.parquet import publish_table
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 
 NAMES = ("clip_similarity", "clip_embedding")

@@ -11,7 +11,7 @@ import zxingcpp
 from PIL import Image
 
 from mm_assets.filters.measure import ImageContent
-from mm_assets.formats.images.headers import probe
+from mm_assets.formats.images import probe
 
 Picture = npt.NDArray[Any]
 

@@ -29,8 +29,8 @@ from mm_assets.formats import (
     validate_sharded_cache,
     write_sharded_arrow_cache,
 )
+from mm_assets.formats.arrow_cache import features_fingerprint
 from mm_assets.formats.arrow_cache.features import features_of
-from mm_assets.formats.arrow_cache.files import features_fingerprint
 
 ALL = Features(
     {
@@ -252,7 +252,7 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
 
 def test_fingerprints_are_the_same_in_another_process() -> None:
     code = (
-        "from mm_assets.formats import *; from mm_assets.formats.arrow_cache.files import "
+        "from mm_assets.formats import *; from mm_assets.formats.arrow_cache import "
         "features_fingerprint\n"
         "f = Features({'a': ClassLabel(names=['x', 'y']), 'b': Sequence(Array3D((1, 2, 3)))})\n"
         "print(features_fingerprint(f), cache_fingerprint('C', '1', 'd', 'train', source=['s'], features=f))"

@@ -14,8 +14,7 @@ import pytest
 
 from mm_assets.accounting.canonical.derive import derive
 from mm_assets.formats import ArrowCache, read_shard, read_sharded_cache_meta
-from mm_assets.formats.arrow_cache import interleaved
-from mm_assets.formats.arrow_cache.files import CacheShard, meta_of, metadata_text
+from mm_assets.formats.arrow_cache import CacheShard, interleaved, meta_of, metadata_text
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.arrow_cache.caches import build

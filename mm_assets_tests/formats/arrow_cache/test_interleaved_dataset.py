@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats import InterleavedArrowDataset
-from mm_assets.formats.arrow_cache import files, interleaved
+from mm_assets.formats import InterleavedArrowDataset, arrow_cache
+from mm_assets.formats.arrow_cache import interleaved
 from mm_assets.interleaved import build_source_ref
 from mm_assets.model.json_codec import json_field
 from mm_assets_tests.formats.arrow_cache.caches import build
@@ -157,8 +157,10 @@ def test_what_is_sent_holds_no_rows(folder: Path) -> None:
 
 def test_a_shard_is_digested_once_and_damage_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digested = []
-    real = files.file_digest
-    monkeypatch.setattr(files, "file_digest", lambda path: (digested.append(path.parent.name), real(path))[1])
+    real = arrow_cache.file_digest
+    monkeypatch.setattr(
+        arrow_cache, "file_digest", lambda path: (digested.append(path.parent.name), real(path))[1]
+    )
     dataset = InterleavedArrowDataset(folder)
     assert len(dataset) == 3
     assert digested == []

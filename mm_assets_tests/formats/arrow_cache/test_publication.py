@@ -14,10 +14,15 @@ from typing import Any
 
 import pytest
 
-from mm_assets.formats import ArrowCache, ShardedCacheMeta, read_sharded_cache_meta, validate_sharded_cache
-from mm_assets.formats.arrow_cache import files
+from mm_assets.formats import (
+    ArrowCache,
+    ShardedCacheMeta,
+    arrow_cache,
+    read_sharded_cache_meta,
+    validate_sharded_cache,
+)
+from mm_assets.formats.arrow_cache import CacheShard
 from mm_assets.formats.arrow_cache.build import withdraw_cache
-from mm_assets.formats.arrow_cache.files import CacheShard
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build, content, examples, require_tidy
 from mm_assets_tests.formats.arrow_cache.killing import (
     FORKSERVER,
@@ -196,14 +201,14 @@ def test_a_cache_that_is_replaced_while_it_is_checked_is_checked_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], ShardedCacheMeta]
 ) -> None:
     build(tmp_path / "cache")
-    checked = files.require_size
+    checked = arrow_cache.require_size
 
-    def replaced(path: Path, shard: CacheShard) -> files.FileStamp:
+    def replaced(path: Path, shard: CacheShard) -> arrow_cache.FileStamp:
         monkeypatch.undo()
         build(tmp_path / "cache", "second", 10)
         return checked(path, shard)
 
-    monkeypatch.setattr(files, "require_size", replaced)
+    monkeypatch.setattr(arrow_cache, "require_size", replaced)
     assert read(tmp_path / "cache").num_rows == 10
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_assets.formats import ArrowCache, validate_sharded_cache
-from mm_assets.formats.arrow_cache import files
+from mm_assets.formats import ArrowCache, arrow_cache, validate_sharded_cache
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build, examples
 
 EXPECTED = [example for _, example in examples("first", 30)]
@@ -45,8 +44,8 @@ def test_a_shard_is_opened_when_a_row_of_it_is_asked_for(
     cache: ArrowCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    digest = files.file_digest
-    monkeypatch.setattr(files, "file_digest", lambda path: read.append(path.name) or digest(path))
+    digest = arrow_cache.file_digest
+    monkeypatch.setattr(arrow_cache, "file_digest", lambda path: read.append(path.name) or digest(path))
     assert len(cache) == 30 and read == []
     for _ in range(3):
         cache.take([0, 1, 0])
@@ -68,7 +67,7 @@ def test_pickling_takes_no_data_along(cache: ArrowCache) -> None:
 
 
 def read_without_digests(cache: ArrowCache, answers: Any) -> None:
-    files.file_digest = None  # type: ignore[assignment]
+    arrow_cache.file_digest = None  # type: ignore[assignment]
     answers.put(cache.take(range(30)))
 
 

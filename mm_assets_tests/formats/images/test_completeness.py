@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.formats.images.headers import looks_whole
+from mm_assets.formats.images import looks_whole
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.images.variants import (
     WHOLE,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image, ImageFile, TiffImagePlugin
 
+from mm_assets.formats.images import looks_whole, probe
 from mm_assets.formats.images.decode import decode, opened, refuse_bomb
-from mm_assets.formats.images.headers import looks_whole, probe
 from mm_assets.model.errors import DecompressionBomb, ImageError
 from mm_assets_tests.formats.hostile.pictures import photograph
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff

@@ -14,7 +14,7 @@ from PIL import Image
 
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.scores import MAX_PIXELS
-from mm_assets.formats.images.headers import probe
+from mm_assets.formats.images import probe
 from mm_assets.formats.images.pixels import check_opens, surely_opens
 from mm_assets.model.errors import ImageError
 from mm_assets_tests.formats.datasets import batch_of, item

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mm_assets.formats.images.headers import CONTENT_TYPES, EXTENSIONS, ImageInfo, probe, sniff
+from mm_assets.formats.images import CONTENT_TYPES, EXTENSIONS, ImageInfo, probe, sniff
 from mm_assets.model.errors import ImageError
 from mm_assets_tests.formats.images.line_budget import line_budget
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats.lance.location import Location
+from mm_assets.formats.lance import Location
 from mm_assets.formats.lance.reader_writer import InterleavedLanceWriter
 from mm_assets.formats.lance.records import FOLDER, INDEX_FOLDER, PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.table import LanceTable

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats.lance.location import Location, storage_options_from_env
+from mm_assets.formats.lance import Location, storage_options_from_env
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.lance.types import (
     ARROW_TYPE,

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from mm_assets.formats.lance import snapshot
+from mm_assets.formats.lance import Location, snapshot
 from mm_assets.formats.lance.fragments import FragmentSet, removal, write_fragments
-from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.formats.lance.tables import content, expected, names, record_files, rows, write
