@@ -36,8 +36,7 @@ def copied_name(key: str, number: int) -> str:
 @contextmanager
 def noted_fingerprints() -> Iterator[dict[str, Any]]:
     """What each fingerprint that is made meanwhile is a digest of."""
-    from mm_assets.graph import io_manager
-    from mm_assets.graph.messages import digest
+    from mm_assets.graph import digest, io_manager
 
     made_from: dict[str, Any] = {}
 
@@ -323,7 +322,7 @@ def _changed(text: str, changed: Mapping[str, str]) -> str:
 
 
 def _digest(value: Any) -> str:
-    from mm_assets.graph.messages import digest
+    from mm_assets.graph import digest
 
     return digest(value)
 

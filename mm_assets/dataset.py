@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.ledger import lists_folder, publish_lists
 from mm_assets.accounting.loss_share import LossShare
+from mm_assets.filters import KEYS
 from mm_assets.filters.chain import FilterChain
-from mm_assets.filters.filter import KEYS
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.registry import (
     NONE,

@@ -6,8 +6,8 @@ Everything else inside `mm_assets` may move between releases; `mm_assets` and th
 from __future__ import annotations
 
 from mm_assets.accounting.canonical import AccountedFormat, CanonicalLocation, RowPart
+from mm_assets.filters import FilterSettingError, SampleFilter, maximum, minimum, setting
 from mm_assets.filters.chain import ScoreFilter
-from mm_assets.filters.filter import FilterSettingError, SampleFilter, maximum, minimum, setting
 from mm_assets.filters.measure import ImageContent, ImageMeasure, SampleMeasure
 from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.filters.scores import ImageScore, SampleScore
@@ -18,7 +18,7 @@ from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.writer import InterleavedWriter, Sink
-from mm_assets.graph.messages import Check, ShardCheck, WrittenShard
+from mm_assets.graph import Check, ShardCheck, WrittenShard
 from mm_assets.model.errors import ShardError
 from mm_assets.model.samples import InterleavedBatch, Step, StepResult, examples_of
 from mm_assets.storage.files import StagedFile, StorageOptions, open_binary, remove

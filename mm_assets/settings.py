@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from zoneinfo import available_timezones
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES
-from mm_assets.filters.filter import Filter, FilterSetting, FilterSettingError
+from mm_assets.filters import Filter, FilterSetting, FilterSettingError
 from mm_assets.filters.readable import MAX_PIXELS
 from mm_assets.filters.registry import (
     FILTERS,

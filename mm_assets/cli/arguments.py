@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mm_assets import settings
-from mm_assets.filters.filter import Filter
+from mm_assets.filters import Filter
 from mm_assets.filters.registry import (
     NONE,
     PRESETS,

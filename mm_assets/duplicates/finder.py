@@ -28,6 +28,7 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, statistics_folder
 from mm_assets.duplicates.items import Documents, Images, OrderedItems
 from mm_assets.duplicates.pairs import Clusters
+from mm_assets.filters import FLAG, KEYS, Filter
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.duplicates import (
     HOW_TO_FIND,
@@ -41,7 +42,6 @@ from mm_assets.filters.duplicates import (
     read_verdicts,
     verdicts_uri,
 )
-from mm_assets.filters.filter import FLAG, KEYS, Filter
 from mm_assets.filters.measure import DECODE_ERROR, decoding, digest_of_scores
 from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.registry import measures_for, opened

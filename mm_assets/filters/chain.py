@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, RowKeys, S, TextFilter
+from mm_assets.filters import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, RowColumns, RowKeys, S, TextFilter
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.score_columns import (

@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.chain import ScoreFilter
-from mm_assets.filters.filter import (
+from mm_assets.filters import (
     OF_IMAGES,
     OF_SAMPLES,
     OF_TEXTS,
@@ -33,6 +32,7 @@ from mm_assets.filters.filter import (
     setting,
     spelled,
 )
+from mm_assets.filters.chain import ScoreFilter
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.score_columns import looked_up

@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from mm_assets.filters.chain import ScoreFilter
-from mm_assets.filters.filter import (
+from mm_assets.filters import (
     DROP_ITEM,
     DROP_SAMPLE,
     FLAG,
@@ -34,6 +33,7 @@ from mm_assets.filters.filter import (
     TextFilter,
     setting,
 )
+from mm_assets.filters.chain import ScoreFilter
 from mm_assets.filters.minhash import shingles, words_of
 from mm_assets.filters.scores import score_rows
 from mm_assets.formats.names import format_of

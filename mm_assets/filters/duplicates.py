@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from mm_assets.filters import DROP_ITEM, FLAG, Filter, FilterSettingError, S, SampleFilter, setting
 from mm_assets.filters.chain import ScoreFilter
-from mm_assets.filters.filter import DROP_ITEM, FLAG, Filter, FilterSettingError, S, SampleFilter, setting
 from mm_assets.filters.id_list import SortedIds, sorted_by_hash
 from mm_assets.filters.measure import digest_of_scores
 from mm_assets.formats.names import partition_filename

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import xxhash
 
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, FilterSettingError, setting
+from mm_assets.filters import DROP_ITEM, DROP_SAMPLE, FLAG, Filter, FilterSettingError, setting
 from mm_assets.filters.measure import Score
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.formats.parquet import UNREADABLE, open_checked, publish_table, read_small_table

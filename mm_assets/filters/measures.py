@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from mm_assets.filters import FilterSettingError
 from mm_assets.filters.clip import ClipEmbedding, ClipSimilarity
 from mm_assets.filters.clip_network import clip_networks
-from mm_assets.filters.filter import FilterSettingError
 from mm_assets.filters.measure import (
     DECODE_ERROR,
     SMALL_SIDE,

@@ -18,11 +18,7 @@ from dataclasses import dataclass, make_dataclass
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from mm_assets.filters.chain import FilterChain, ScoreFilter
-from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
-from mm_assets.filters.contamination import ContaminatedImages, ContaminatedTexts
-from mm_assets.filters.duplicates import DuplicateDocuments, DuplicateImages
-from mm_assets.filters.filter import (
+from mm_assets.filters import (
     Bounds,
     Filter,
     FilterSetting,
@@ -35,6 +31,10 @@ from mm_assets.filters.filter import (
     minimum,
     setting,
 )
+from mm_assets.filters.chain import FilterChain, ScoreFilter
+from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
+from mm_assets.filters.contamination import ContaminatedImages, ContaminatedTexts
+from mm_assets.filters.duplicates import DuplicateDocuments, DuplicateImages
 from mm_assets.filters.id_list import DropIds, KeepIds
 from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
 from mm_assets.filters.score_columns import looked_up

@@ -1,1 +1,367 @@
-"""The Dagster side: assets, checks, IO managers, resources, and what is asked of Dagster itself."""
+"""The graph in Dagster: assets, checks, IO managers, resources. Here are the messages between its processes.
+
+Messages between assets, IO managers and workers are small and picklable. They hold no data of shards, and
+nothing of Dagster, which workers do not load.
+
+asset body      ──► Plan(source, steps, side_inputs)   the same work for every shard
+IO manager      ──► ShardJob                           that work for one shard, sent to a worker
+worker          ──► ShardResult                        the outcome for one shard
+next asset      ◄── ShardSet of Shard                  the published shards, each with its version
+
+With them come the terms that all sides share: `ShardCheck` and the `WrittenShard` that it looks at (written,
+not yet published).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from mm_assets.accounting.ledger import Balance
+from mm_assets.formats.reports import PartitionReport
+from mm_assets.model.samples import LATER_FIELD, Example, InterleavedBatch, StepResult
+from mm_assets.storage.errors import error_line
+
+# Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
+# number.
+LOSS_SHARE = "loss_share"
+LOSS_SHARE_OF = "loss_share_of"
+
+
+INPUT_MISSING = "input missing: "  # the error of a shard begins so, if it failed for nothing else
+NO_RAW_SHARD = "no such raw shard"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of an asset as it was last published.
+
+    Args:
+        version: its data version.
+        pointer: storage id of the event that logged the version; None outside of the event log.
+    """
+
+    key: str
+    uri: str
+    version: str
+    pointer: int | None = None
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """The shards of an asset that a step may use: a handle without data, iterable in the order of the keys.
+
+    Args:
+        absent: the reason for each further requested key that is missing.
+    """
+
+    asset: str
+    shards: tuple[Shard, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self.shards)
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def by_key(self) -> dict[str, Shard]:
+        return {shard.key: shard for shard in self.shards}
+
+    def why_absent(self, key: str) -> str:
+        """Return one line for the user about a key that is not in `shards`; it names the first asset without.
+
+        What failed for a missing input of its own has the reason of that.
+        """
+        reason = self.absent.get(key, "not among its partitions")
+        if INPUT_MISSING in reason:
+            return reason.partition(INPUT_MISSING)[2]
+        return f"shard {key!r} of {self.asset}: {reason}"
+
+
+SEVERITIES = ("ERROR", "WARN")
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of one declared check on one shard.
+
+    Args:
+        severity: "ERROR" or "WARN".
+        metadata: plain values, as in `ShardResult`.
+    """
+
+    name: str
+    passed: bool
+    severity: str = "ERROR"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES:
+            raise ValueError(
+                f"check {self.name!r}: severity is {' or '.join(SEVERITIES)}, not {self.severity!r}"
+            )
+
+
+@dataclass(frozen=True)
+class ShardCheck:
+    """A check that workers run on every shard before they publish it.
+
+    Args:
+        function: a function of a module. It gets what the asset's IO manager provides for a shard (rows: a
+            `WrittenShard`) and returns the outcome.
+        blocking: whether a failure with ERROR keeps its shard, and only that, from being published.
+        step: gets each batch that is about to be written, and changes nothing. Its counts and examples are in
+            what `function` gets.
+        version: another one has every shard checked again.
+    """
+
+    name: str
+    function: Callable[[Any], Check]
+    blocking: bool = False
+    description: str | None = None
+    step: Callable[[Any], Any] | None = None
+    version: str = ""
+
+    def outcome(self, shown: Any) -> Check:
+        """Return the outcome on one shard.
+
+        Raises:
+            ValueError: in one line that names check and module, when the function fails or returns something
+                else than an outcome of this check.
+        """
+        try:
+            found = self.function(shown)
+        except Exception as error:
+            raise self.fault(error) from error
+        if not isinstance(found, Check) or found.name != self.name:
+            raise ValueError(f"{self._name()} returned {found!r}, no outcome of {self.name!r}")
+        return found
+
+    def fault(self, error: Exception) -> ValueError:
+        """Return the error to raise for one in the code of the check."""
+        return ValueError(f"{self._name()}: {error_line(error)}")
+
+    def _name(self) -> str:
+        return f"check {self.name!r} of {self.function.__module__}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The return value of an asset's body: take each shard of `source` through `steps`.
+
+    Args:
+        steps: picklable frozen dataclasses.
+        side_inputs: further inputs (image scores, for instance) whose shards have the same keys. The same
+            shard of each is at hand.
+        checks: checks of the asset; `sharded` adds them.
+        unread: upstream assets of which these steps read nothing. Events name them all the same, or Dagster
+            would take the shards for outdated. What is missing or changes there makes nothing stale.
+        foreseen: steps of later assets, which must fit the columns of the shards before any is made.
+    """
+
+    source: ShardSet
+    steps: tuple[Any, ...] = ()
+    side_inputs: Mapping[str, ShardSet] = field(default_factory=dict)
+    checks: tuple[ShardCheck, ...] = ()
+    unread: tuple[ShardSet, ...] = ()
+    foreseen: tuple[Any, ...] = ()
+
+    def digest(self) -> str:
+        """Return a digest of the steps, equal in every process.
+
+        It changes if and only if a step's class name, a field, or a version, of a step's class or a check,
+        changes.
+
+        Raises:
+            TypeError: for a step that has no such digest (no dataclass, or a field that is an arbitrary
+                object).
+        """
+        for step in self.steps:
+            if not dataclasses.is_dataclass(step) or isinstance(step, type):
+                raise TypeError(f"a step must be an instance of a frozen dataclass, not {step!r}")
+        versions = {check.name: check.version for check in self.checks if check.version}
+        return digest([self.steps, versions] if versions else self.steps)
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """Everything a worker needs for one shard.
+
+    It reads `shard` and `side_inputs`, applies `steps`, and publishes the output in one step.
+
+    Args:
+        dest: URI of the output.
+        options: options of the IO manager (compression, error policy …) and what `resolve_jobs` added for
+            this shard.
+        blocking: names of the checks that forbid to publish when they fail with severity ERROR. The worker
+            then leaves what is at `dest` alone and returns `ok=False`.
+        asset: the asset that is made.
+        root: where outputs and accounts are stored.
+        checks: checks to run before the shard is published.
+    """
+
+    shard: Shard
+    dest: str
+    side_inputs: Mapping[str, Shard] = field(default_factory=dict)
+    steps: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    blocking: frozenset[str] = frozenset()
+    asset: str = ""
+    root: str = ""
+    checks: tuple[ShardCheck, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return self.shard.key
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """The result of a `ShardJob`.
+
+    Args:
+        version: a digest of the content: equal bytes leave everything downstream unchanged.
+        metadata: plain values by name: int, float, bool, str, or one of `{"md": text}`, `{"json": value}`,
+            `{"table_schema": [[name, type], …]}`, `{"path": text}`, `{"url": text}`.
+        error: one line, only if not `ok`.
+        detail: more about the error (a traceback).
+        payload: passed to `publish_chunk` and nowhere else.
+        account: plain values that a later proof needs; kept in the shard's record and shown nowhere.
+        rows: rows of the shard's account (`account_table`); None for an asset without items of its own.
+    """
+
+    key: str
+    ok: bool
+    uri: str = ""
+    version: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    error: str | None = None
+    detail: str = ""
+    payload: Any = None
+    account: Mapping[str, Any] = field(default_factory=dict)
+    rows: pa.Table | None = None
+
+
+def blocked_by(checks: Sequence[Check], blocking: frozenset[str]) -> str | None:
+    """Return why these outcomes forbid to publish the shard, or None."""
+    bad = [c.name for c in checks if c.name in blocking and not c.passed and c.severity == "ERROR"]
+    return f"blocking check failed: {', '.join(bad)}" if bad else None
+
+
+def digest(value: Any) -> str:
+    """Return a stable digest of plain values, enums, dataclasses and containers of them.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def fingerprint_name(class_: type) -> str:
+    """Return the name of a class in fingerprints: the ``fingerprint_name`` that it states, else its own name.
+
+    A class that is renamed states its former name, so that nothing is made again.
+    """
+    return str(class_.__dict__.get("fingerprint_name", class_.__qualname__))
+
+
+def _canonical(value: Any) -> Any:
+    """Return JSON that distinguishes what Python distinguishes.
+
+    Tuples stay equal to lists, but 1, 1.0, "1" and True differ. What does not count when dataclasses are
+    compared is left out.
+    """
+    if isinstance(value, enum.Enum):
+        return {"enum": [fingerprint_name(type(value)), value.name]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, PurePath):
+        return {"path": str(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.compare}
+        later = {f.name for f in dataclasses.fields(value) if f.metadata.get(LATER_FIELD)}
+        fields = {n: _canonical(v) for n, v in given.items() if v is not None or n not in later}
+        version = getattr(type(value), "version", "")  # of a filter; most have none
+        return {"class": fingerprint_name(type(value)), "fields": fields} | (
+            {"version": version} if version and "version" not in fields else {}
+        )
+    if isinstance(value, Mapping):
+        return {"map": sorted(([_canonical(k), _canonical(v)] for k, v in value.items()), key=repr)}
+    if isinstance(value, (set, frozenset)):
+        return {"set": sorted((_canonical(v) for v in value), key=repr)}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(v) for v in value]
+    raise TypeError(f"no stable digest of a {type(value).__qualname__}: {value!r}")
+
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """A shard whose rows are written, but not yet published.
+
+    Args:
+        policy: the error policy. A step of a check also sees the items with an error, which the policy then
+            removes.
+        counts: counts of the asset's steps and of the check's own step, which wins where names are equal.
+        examples: examples of the same steps; `listed` makes metadata of them.
+    """
+
+    report: PartitionReport
+    balance: Balance
+    policy: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
+
+    def shown_to(self, check: ShardCheck) -> WrittenShard:
+        """Return the shard with the counts and examples of this check's step."""
+        prefix = f"{check.name}: "
+
+        def own_last(values: Mapping[str, Value]) -> dict[str, Value]:
+            own = {
+                name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)
+            }
+            return {name: value for name, value in values.items() if not name.startswith(prefix)} | own
+
+        report = self.report
+        return replace(self, counts=own_last(report.counts), examples=own_last(report.examples))
+
+    def listed(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """Return the examples of this name as metadata of a check."""
+        return {"json": [vars(example) for example in self.examples.get(name, ())]}
+
+
+@dataclass(frozen=True)
+class CheckStep:
+    """A check's step as a step of the shard.
+
+    It changes no row. Its counts are prefixed with the check's name.
+    """
+
+    check: ShardCheck
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        assert self.check.step is not None
+        try:
+            found = self.check.step(batch)
+        except Exception as error:
+            raise self.check.fault(error) from error
+        counts, examples = (
+            {f"{self.check.name}: {name}": value for name, value in values.items()}
+            for values in (found.counts, found.examples)
+        )
+        return StepResult(batch, counts=counts, examples=examples)

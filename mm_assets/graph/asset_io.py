@@ -38,14 +38,14 @@ from mm_assets.accounting.record import (
     statistics_folder,
 )
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
+from mm_assets.filters import FilterSettingError
 from mm_assets.filters.chain import VERDICTS, FilterChain
 from mm_assets.filters.duplicates import VerdictIndex, duplicate_filters
-from mm_assets.filters.filter import FilterSettingError
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import parse_bytes
+from mm_assets.graph import Check, Plan, ShardJob, ShardResult, digest
 from mm_assets.graph.io_manager import RawInput, ShardIOManager
-from mm_assets.graph.messages import Check, Plan, ShardJob, ShardResult, digest
 from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
 from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, unreadable
 from mm_assets.graph.shard_jobs import (

@@ -30,7 +30,7 @@ from mm_assets.filters.measures import IMAGE_MEASURES as IMAGE_MEASURES
 from mm_assets.filters.measures import SAMPLE_MEASURES as SAMPLE_MEASURES
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.scores import SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA
-from mm_assets.graph import dagster_internals
+from mm_assets.graph import Plan, ShardCheck, ShardSet, dagster_internals
 from mm_assets.graph.checks import INGEST_CHECKS, QUARANTINE_CHECKS, ROW_CHECKS, SCORE_CHECKS
 from mm_assets.graph.dagster_internals import (
     CHUNK_SHARDS,
@@ -41,7 +41,6 @@ from mm_assets.graph.dagster_internals import (
     UNREAD,
 )
 from mm_assets.graph.io_manager import FAILED_HERE, LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
-from mm_assets.graph.messages import Plan, ShardCheck, ShardSet
 from mm_assets.graph.planned_jobs import metadata_values, version_with_settings
 from mm_assets.graph.proof import ZERO_LOSS
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observe_changes

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mm_assets.accounting.ledger import Balance
 from mm_assets.filters.readable import DimensionTally
-from mm_assets.graph.messages import Check, ShardCheck, WrittenShard
+from mm_assets.graph import Check, ShardCheck, WrittenShard
 from mm_assets.model.errors import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE, counted
 from mm_assets.model.losses import ItemError
 from mm_assets.model.schema import INTERLEAVED_SCHEMA

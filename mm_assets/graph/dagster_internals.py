@@ -59,7 +59,7 @@ from dagster._core.storage.tags import (
     PARTITION_NAME_TAG,
 )
 
-from mm_assets.graph.messages import Shard
+from mm_assets.graph import Shard
 
 T = TypeVar("T")
 

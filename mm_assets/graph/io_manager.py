@@ -39,18 +39,18 @@ from mm_assets.filters.chain import VERDICTS
 from mm_assets.filters.duplicates import ASSET as DUPLICATES
 from mm_assets.filters.duplicates import NO_COPIES
 from mm_assets.formats.raw_shards import RawLocations
-from mm_assets.graph import dagster_internals
-from mm_assets.graph.instance_queries import watched
-from mm_assets.graph.messages import (
+from mm_assets.graph import (
     INPUT_MISSING,
     Plan,
     Shard,
     ShardJob,
     ShardResult,
     ShardSet,
+    dagster_internals,
     digest,
     fingerprint_name,
 )
+from mm_assets.graph.instance_queries import watched
 from mm_assets.graph.planned_jobs import (
     PlannedJob,
     ShardReports,

@@ -28,17 +28,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.accounting.record import ShardRecord
-from mm_assets.graph import dagster_internals, instance_queries
-from mm_assets.graph.dagster_internals import (
-    REASON,
-    SHARDS,
-    TRIED_WITH,
-    URI,
-    SeenCodeVersions,
-    provenance,
-    tried_with,
-)
-from mm_assets.graph.messages import (
+from mm_assets.graph import (
     INPUT_MISSING,
     NO_RAW_SHARD,
     Check,
@@ -47,7 +37,18 @@ from mm_assets.graph.messages import (
     ShardJob,
     ShardResult,
     blocked_by,
+    dagster_internals,
     digest,
+    instance_queries,
+)
+from mm_assets.graph.dagster_internals import (
+    REASON,
+    SHARDS,
+    TRIED_WITH,
+    URI,
+    SeenCodeVersions,
+    provenance,
+    tried_with,
 )
 from mm_assets.pool.workers import WorkerFailure
 from mm_assets.storage.stores import without_secrets

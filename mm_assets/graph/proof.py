@@ -25,10 +25,9 @@ from mm_assets.accounting.record import (
     made_from,
     present_stats,
 )
-from mm_assets.graph import dagster_internals
+from mm_assets.graph import Check, dagster_internals
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.io_manager import Workers
-from mm_assets.graph.messages import Check
 from mm_assets.graph.planned_jobs import report_shards, specs_by_shard
 from mm_assets.model.errors import counted
 from mm_assets.model.schema import schema_from_text, schema_to_text, unify_schemas

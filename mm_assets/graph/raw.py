@@ -35,9 +35,8 @@ from mm_assets.formats.webdataset import (
     RawLayout,
     stated_fields,
 )
-from mm_assets.graph import dagster_internals
+from mm_assets.graph import NO_RAW_SHARD, Check, Shard, ShardSet, dagster_internals
 from mm_assets.graph.io_manager import Workers
-from mm_assets.graph.messages import NO_RAW_SHARD, Check, Shard, ShardSet
 from mm_assets.graph.planned_jobs import report_shards, shards_to_check, specs_by_shard
 from mm_assets.model.errors import counted
 from mm_assets.pool.workers import WorkerFailure

@@ -13,8 +13,8 @@ import dagster as dg
 from pydantic import Field, create_model
 
 from mm_assets.accounting.record import OUTPUTS, statistics_folder
+from mm_assets.filters import Filter, FilterSetting
 from mm_assets.filters.chain import FilterChain
-from mm_assets.filters.filter import Filter, FilterSetting
 from mm_assets.filters.measures import MeasureSelection
 from mm_assets.filters.readable import MAX_PIXELS
 from mm_assets.filters.registry import chain_of, filters_of, measures_for, opened, settings_of

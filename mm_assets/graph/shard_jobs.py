@@ -17,7 +17,7 @@ from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import own_name, relative_root
 from mm_assets.formats.raw_shards import files_of
-from mm_assets.graph.messages import Check, ShardJob, ShardResult, blocked_by
+from mm_assets.graph import Check, ShardJob, ShardResult, blocked_by
 from mm_assets.model.schema import schema_from_text
 
 if TYPE_CHECKING:

@@ -38,8 +38,7 @@ from mm_assets.formats.reports import LEFT_OUT_MEMBERS
 from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
-from mm_assets.graph.checks import MATERIALIZATION_ERRORS
-from mm_assets.graph.messages import (
+from mm_assets.graph import (
     LOSS_SHARE,
     LOSS_SHARE_OF,
     Check,
@@ -49,6 +48,7 @@ from mm_assets.graph.messages import (
     WrittenShard,
     blocked_by,
 )
+from mm_assets.graph.checks import MATERIALIZATION_ERRORS
 from mm_assets.model.errors import ShardError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import Loss, MaterializeError

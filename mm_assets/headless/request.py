@@ -32,9 +32,9 @@ from mm_assets.accounting.retirement import RETIRED
 from mm_assets.automation.due_shards import STALE, Due, DueShardFinder, DueShards, latest_versions
 from mm_assets.filters.duplicates import VerdictIndex
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.graph import digest
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.io_manager import ShardIOManager
-from mm_assets.graph.messages import digest
 from mm_assets.graph.planned_jobs import has_passed
 from mm_assets.model.errors import DataError, counted
 from mm_assets.storage.files import join

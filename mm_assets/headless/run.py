@@ -27,8 +27,8 @@ from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.automation.whole_set import duplicates_event
 from mm_assets.definitions import build_definitions
 from mm_assets.duplicates.finder import find_duplicates, has_verdicts
+from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import duplicate_filters
-from mm_assets.filters.filter import Filter
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import fail_lost_runs, process_tag

@@ -19,11 +19,11 @@ import dagster as dg
 from mm_assets.accounting.record import BY_ASSET, CURATED, OUTPUTS, ShardRecord
 from mm_assets.formats.names import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines, untaken_lines
+from mm_assets.graph import INPUT_MISSING, LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.graph.checks import EMPTY
 from mm_assets.graph.dagster_internals import URI
 from mm_assets.graph.instance_queries import failing_shards
 from mm_assets.graph.io_manager import FAILED_HERE, LANDED
-from mm_assets.graph.messages import INPUT_MISSING, LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.graph.planned_jobs import materialization, parse_failure, recorded_result
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
 from mm_assets.graph.raw import (

@@ -31,7 +31,7 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import FILTERED
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.model.errors import counted
-from mm_assets.view.html import INLINE, svg_image
+from mm_assets.view import INLINE, svg_image
 
 T = TypeVar("T")
 

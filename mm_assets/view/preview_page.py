@@ -15,14 +15,14 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from mm_assets.accounting.record import CURATED
-from mm_assets.filters.filter import FLAG, Bound, Filter, TextFilter, bounds_of
+from mm_assets.filters import FLAG, Bound, Filter, TextFilter, bounds_of
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.score_columns import SampleScoreColumns, ScoreColumns
 from mm_assets.filters.scores import SampleScore
 from mm_assets.model.errors import counted
 from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
-from mm_assets.view.html import note, page
+from mm_assets.view import note, page
 from mm_assets.view.overview import DROPPED, KEPT
 from mm_assets.view.preview_scores import (
     IMAGES,

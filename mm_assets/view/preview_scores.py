@@ -33,8 +33,8 @@ from mm_assets.accounting.record import (
     digest_files,
     recorded_files,
 )
+from mm_assets.filters import KEYS, Bounds, Filter, RowColumns, RowKeys, bounds_of, spelled
 from mm_assets.filters.chain import FilterChain, ItemRefusals, Verdicts
-from mm_assets.filters.filter import KEYS, Bounds, Filter, RowColumns, RowKeys, bounds_of, spelled
 from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.measure import DECODE_ERROR, Score, is_measured, missing_measures
 from mm_assets.filters.measures import MeasureSelection, names_of
@@ -58,7 +58,7 @@ from mm_assets.model.errors import ShardError
 from mm_assets.model.samples import Step
 from mm_assets.storage.files import join
 from mm_assets.storage.listing import names_in
-from mm_assets.view.html import image
+from mm_assets.view import image
 from mm_assets.view.overview import DROPPED, evenly_spread, rows
 
 

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.accounting.record import CURATED, statistics_folder
+from mm_assets.filters import FLAG, KEYS, Filter, TextFilter
 from mm_assets.filters.chain import FilterChain, Mask
 from mm_assets.filters.duplicates import DuplicateFilter
-from mm_assets.filters.filter import FLAG, KEYS, Filter, TextFilter
 from mm_assets.filters.id_list import IdFilter, Marks
 from mm_assets.filters.measure import DECODE_ERROR, Score, decoding
 from mm_assets.filters.measures import names_of
@@ -37,7 +37,7 @@ from mm_assets.formats.images import ImageInfo
 from mm_assets.formats.names import partition_filename
 from mm_assets.pool.workers import WorkerFailure, WorkerPool
 from mm_assets.storage.files import exists, join
-from mm_assets.view.html import Picture, description_of, picture
+from mm_assets.view import Picture, description_of, picture
 from mm_assets.view.preview_scores import Numbers, ScoredShard, StoredScores, distances, measured
 from mm_assets.view.sample import Item, items_of, parquet_rows
 

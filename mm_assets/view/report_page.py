@@ -19,7 +19,7 @@ from mm_assets.model.json_codec import is_json
 from mm_assets.pool.workers import WorkerPool
 from mm_assets.storage.files import join, publish_bytes, read_bytes
 from mm_assets.storage.stores import without_secrets
-from mm_assets.view.html import note, page
+from mm_assets.view import note, page
 from mm_assets.view.overview import DROPPED, KEPT
 from mm_assets.view.preview_page import SHEET_STYLE, counted_in_thousands, figure, figures, spread_svg
 from mm_assets.view.preview_study import contents_of

@@ -38,7 +38,7 @@ from mm_assets.model.nested_types import binary_views
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 from mm_assets.storage.files import StorageOptions
 from mm_assets.terminal import half_blocks, printable, side_by_side
-from mm_assets.view.html import (
+from mm_assets.view import (
     MOST_EMBEDDED,
     PREVIEW_SIDE,
     description_of,

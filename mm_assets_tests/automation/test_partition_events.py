@@ -15,9 +15,9 @@ from mm_assets.automation.due_shards import (
     latest_versions,
     made_from,
 )
+from mm_assets.graph import Shard
 from mm_assets.graph.dagster_internals import observed_version, provenance
 from mm_assets.graph.instance_queries import logged_at
-from mm_assets.graph.messages import Shard
 from mm_assets_tests.event_log.databases import OURS, open_instance
 
 KEY, UP = dg.AssetKey(["some", "asset"]), dg.AssetKey(["up", "stream"])

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 from PIL import Image
 
+from mm_assets.filters import DROP_ITEM, DROP_SAMPLE, FLAG
 from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG
 from mm_assets.filters.registry import FILTERS as FILTER_CLASSES
 from mm_assets.filters.registry import (
     AspectRatioFilter,

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from mm_assets.filters import FilterSettingError
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCondition
-from mm_assets.filters.filter import FilterSettingError
 from mm_assets.filters.registry import chain_of
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.schema import INTERLEAVED_SCHEMA

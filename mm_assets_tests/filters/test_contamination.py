@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mm_assets.filters import FilterSettingError
 from mm_assets.filters.contamination import Benchmark, KnownItems, word_hashes
-from mm_assets.filters.filter import FilterSettingError
 from mm_assets.filters.registry import FILTERS, chain_of, filters_of
 from mm_assets_tests.filters.filter_sets import sample
 from mm_assets_tests.formats.datasets import batch_of

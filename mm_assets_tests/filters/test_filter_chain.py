@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from PIL import Image
 
+from mm_assets.filters import DROP_SAMPLE, FLAG, Filter, SampleFilter, TextFilter
 from mm_assets.filters.chain import FilterChain, ScoreFilter
 from mm_assets.filters.condition import ImageCondition, SampleCondition
-from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter, SampleFilter, TextFilter
 from mm_assets.filters.measure import ImageContent, ImageMeasure
 from mm_assets.filters.measures import known_measures
 from mm_assets.filters.registry import (

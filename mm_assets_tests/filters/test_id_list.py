@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.filters import DROP_SAMPLE, FLAG, Filter, FilterSettingError
 from mm_assets.filters.chain import FilterChain
-from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter, FilterSettingError
 from mm_assets.filters.id_list import DropIds, IdList, KeepIds, SortedIds
 from mm_assets.filters.registry import AspectRatioFilter, chain_of
-from mm_assets.graph.messages import digest
+from mm_assets.graph import digest
 from mm_assets.model.samples import StepResult
 from mm_assets.storage.small_files import hashes_of
 from mm_assets_tests.filters.filter_sets import png, sample

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mm_assets.filters import ACTIONS, Filter, SampleFilter, TextFilter
 from mm_assets.filters.contamination import ContaminatedTexts
-from mm_assets.filters.filter import ACTIONS, Filter, SampleFilter, TextFilter
 from mm_assets.filters.measures import known_measures, selected_measures
 from mm_assets.filters.registry import (
     FILTERS,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.filters.filter import Bounds, TextFilter
+from mm_assets.filters import Bounds, TextFilter
 from mm_assets.filters.registry import FILTERS
 from mm_assets.filters.score_columns import (
     RemainingSamples,

@@ -20,7 +20,7 @@ from mm_assets.filters.registry import (
     settings_of,
 )
 from mm_assets.filters.scores import ImageScore, SampleScore
-from mm_assets.graph.messages import Plan, ShardSet
+from mm_assets.graph import Plan, ShardSet
 from mm_assets.settings import describe, variable
 from mm_assets_tests.filters.test_aspect_ratio import batch, image
 

@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
+from mm_assets.filters import RowKeys
 from mm_assets.filters.chain import FilterChain, ItemRefusals
 from mm_assets.filters.condition import ImageCondition
-from mm_assets.filters.filter import RowKeys
 from mm_assets.filters.registry import chain_of
 from mm_assets.filters.scores import ImageScore, SampleScores
 from mm_assets.settings_file import PLUGINS, PluginError, load_plugins

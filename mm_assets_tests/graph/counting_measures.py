@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mm_assets.filters import SampleFilter, maximum, minimum
 from mm_assets.filters.chain import ScoreFilter
-from mm_assets.filters.filter import SampleFilter, maximum, minimum
 from mm_assets.filters.measure import (
     DerivedMeasure,
     ImageContent,

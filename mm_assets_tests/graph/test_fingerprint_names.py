@@ -19,8 +19,7 @@ from mm_assets.filters import (
     registry,
     texts,
 )
-from mm_assets.graph import io_manager
-from mm_assets.graph.messages import digest, fingerprint_name
+from mm_assets.graph import digest, fingerprint_name, io_manager
 
 FILTERS_AND_MEASURES = """
 AspectRatioFilter ByteSizeFilter CharacterRepetition ClipEmbedding ClipNetwork ClipSimilarity

@@ -13,7 +13,7 @@ from mm_assets_tests.test_plugins import Module, module
 __all__ = ["module"]  # the fixture
 
 CHECK = """
-from mm_assets.graph.messages import Check, ShardCheck
+from mm_assets.graph import Check, ShardCheck
 
 def fine(shard):
     return Check("fine", True)

@@ -17,7 +17,7 @@ from PIL import Image
 from mm_assets.demo import make_shards
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.settings import Settings
-from mm_assets.view.html import INLINE
+from mm_assets.view import INLINE
 from mm_assets.view.preview_scores import StoredScores
 from mm_assets.view.preview_study import Count, study
 from mm_assets_tests.cli.documents import image, sample

@@ -21,8 +21,7 @@ from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.raw import RawShards
 from mm_assets.graph.resources import MaintainedStorage
-from mm_assets.view import report_page
-from mm_assets.view.html import INLINE
+from mm_assets.view import INLINE, report_page
 from mm_assets.view.overview import Measures, measure
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.published import table

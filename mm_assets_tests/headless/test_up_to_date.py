@@ -231,7 +231,7 @@ def test_a_run_is_the_sign_of_life_that_freshness_waits_for(project: Project) ->
 
 CHECKS = """
 import os
-from mm_assets.graph.messages import Check, ShardCheck
+from mm_assets.graph import Check, ShardCheck
 
 def always_fails(shard):
     return Check("always_fails", False)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from mm_assets.filters.filter import Filter, bounds_of
+from mm_assets.filters import Filter, bounds_of
 from mm_assets.filters.registry import (
     AspectRatioFilter,
     ImageSizeFilter,

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 from PIL import Image
 
+from mm_assets.filters import FLAG, Filter
 from mm_assets.filters.condition import ImageCondition
-from mm_assets.filters.filter import FLAG, Filter
 from mm_assets.filters.registry import AspectRatioFilter, ImageSizeFilter, WordCountFilter, chain_of
-from mm_assets.view.html import INLINE
+from mm_assets.view import INLINE
 from mm_assets.view.preview_scores import FilterObserver
 from mm_assets_tests.filters.filter_sets import png, sample
 from mm_assets_tests.formats.datasets import batch_of

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mm_assets.formats.images import probe
 from mm_assets.model.errors import html_text as text
-from mm_assets.view.html import MOST_EMBEDDED, Picture, page, picture
+from mm_assets.view import MOST_EMBEDDED, Picture, page, picture
 from mm_assets_tests.cli.hostile_storage import bomb, noise
 from mm_assets_tests.formats.images.pictures import KINDS
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mm_assets.view.html import INLINE, image
+from mm_assets.view import INLINE, image
 from mm_assets.view.overview import DROPPED, KEPT, columns, rows, share
 
 _SVG = "{http://www.w3.org/2000/svg}"

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 from hypothesis import given
 
-from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter
+from mm_assets.filters import DROP_SAMPLE, FLAG, Filter
 from mm_assets.filters.registry import (
     AspectRatioFilter,
     ImageCountFilter,

@@ -18,10 +18,9 @@ import dagster as dg
 
 from mm_assets.automation.alerts import NAMED, Cause, Kind, Origin
 from mm_assets.automation.alerts.runs import View
-from mm_assets.graph import instance_queries
+from mm_assets.graph import LOSS_SHARE, LOSS_SHARE_OF, instance_queries
 from mm_assets.graph.dagster_internals import SHARDS, attempts_without_result
 from mm_assets.graph.io_manager import LANDED
-from mm_assets.graph.messages import LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.model.errors import counted
 
 _NO_RUN = ""  # the run of evaluations that were reported without one

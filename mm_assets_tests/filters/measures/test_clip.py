@@ -26,7 +26,7 @@ from mm_assets.filters.clip import (
 )
 from mm_assets.filters.measure import column_of
 from mm_assets.filters.measures import selected_measures
-from mm_assets.graph.messages import Plan, ShardSet, digest
+from mm_assets.graph import Plan, ShardSet, digest
 from mm_assets.graph.planned_jobs import readable_settings
 from mm_assets.model.errors import MissingExtra
 from mm_assets.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.record import ShardRecord
-from mm_assets.graph.messages import ShardJob, ShardResult
+from mm_assets.graph import ShardJob, ShardResult
 from mm_assets_tests.graph.io_manager import toy, toy_job
 from mm_assets_tests.graph.io_manager.conftest import Toy
 

@@ -12,8 +12,7 @@ import dagster as dg
 import pytest
 from dagster._core.execution import context_creation_job
 
-from mm_assets.graph import dagster_internals, instance_queries
-from mm_assets.graph.messages import Shard
+from mm_assets.graph import Shard, dagster_internals, instance_queries
 from mm_assets_tests.event_log.databases import OURS, open_instance
 from mm_assets_tests.kept_dagster import kept_engines
 
@@ -276,8 +275,8 @@ def test_contexts_outside_of_a_run() -> None:
 
 
 def test_own_code_location_loads_without_preview_warnings() -> None:
+    from mm_assets.graph import ShardCheck
     from mm_assets.graph.assets import landed_checks, sharded
-    from mm_assets.graph.messages import ShardCheck
     from mm_assets_tests.graph.io_manager import toy_job
     from mm_assets_tests.graph.io_manager.toy import curated
 

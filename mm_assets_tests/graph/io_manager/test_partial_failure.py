@@ -10,9 +10,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.graph import dagster_internals
+from mm_assets.graph import ShardResult, dagster_internals
 from mm_assets.graph.assets import landed_checks
-from mm_assets.graph.messages import ShardResult
 from mm_assets.graph.planned_jobs import ShardReports
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.graph.io_manager import toy, toy_job

@@ -3,7 +3,7 @@
 import dagster as dg
 import pytest
 
-from mm_assets.graph.messages import Plan, ShardSet
+from mm_assets.graph import Plan, ShardSet
 from mm_assets_tests.graph.io_manager.conftest import Toy
 
 

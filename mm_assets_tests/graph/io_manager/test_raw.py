@@ -7,8 +7,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.graph import dagster_internals
-from mm_assets.graph.messages import ShardSet
+from mm_assets.graph import ShardSet, dagster_internals
 from mm_assets_tests.graph.io_manager import toy
 from mm_assets_tests.graph.io_manager.conftest import Toy
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.graph.messages import (
+from mm_assets.graph import (
     INPUT_MISSING,
     Check,
     Plan,
@@ -103,7 +103,7 @@ def test_digest_ignores_order_where_there_is_none() -> None:
 
 
 def test_digest_is_equal_in_every_process() -> None:
-    code = "from mm_assets.graph.messages import digest; print(digest([{'b', 'a', 'c'}, {'k': (1.5, None)}]))"
+    code = "from mm_assets.graph import digest; print(digest([{'b', 'a', 'c'}, {'k': (1.5, None)}]))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -161,7 +161,7 @@ def test_only_failed_errors_of_blocking_checks_block() -> None:
 
 def test_worker_side_imports_no_dagster() -> None:
     code = (
-        "import sys, mm_assets.pool.workers, mm_assets.graph.messages, mm_assets.accounting.record;"
+        "import sys, mm_assets.pool.workers, mm_assets.graph, mm_assets.accounting.record;"
         "print([m for m in sys.modules if m.split('.')[0] in ('dagster', 'lance', 'torch', 'ray', 'cv2')])"
     )
     out = subprocess.run(

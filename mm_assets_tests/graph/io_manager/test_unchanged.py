@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from mm_assets.graph import Plan, ShardSet
 from mm_assets.graph.assets import landed_checks, sharded
-from mm_assets.graph.messages import Plan, ShardSet
 from mm_assets_tests.graph.io_manager import toy, toy_job
 from mm_assets_tests.graph.io_manager.conftest import Toy
 

@@ -6,9 +6,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.graph import io_manager
+from mm_assets.graph import Plan, io_manager
 from mm_assets.graph.io_manager import ShardIOManager, Workers
-from mm_assets.graph.messages import Plan
 from mm_assets.graph.planned_jobs import ShardReports
 from mm_assets.pool import workers
 from mm_assets.pool.workers import WorkerPool

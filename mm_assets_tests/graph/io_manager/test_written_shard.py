@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from mm_assets.graph.messages import (
+from mm_assets.graph import (
     Check,
     Plan,
     Shard,

@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 import dagster as dg
 
+from mm_assets.graph import Plan, ShardCheck, ShardJob, ShardResult, ShardSet
 from mm_assets.graph.assets import landed_checks, sharded
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.io_manager import ShardIOManager, Workers
-from mm_assets.graph.messages import Plan, ShardCheck, ShardJob, ShardResult, ShardSet
 from mm_assets.graph.raw import RawShardIOManager, observe_changes
 from mm_assets.storage.files import staged
 from mm_assets_tests.graph.io_manager import toy_job

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mm_assets.graph.messages import Check, ShardJob, ShardResult, blocked_by
+from mm_assets.graph import Check, ShardJob, ShardResult, blocked_by
 from mm_assets.storage.files import staged
 
 
