@@ -107,8 +107,7 @@ class Copies:
         return int(committed.version)
 
     def _index(self, shards: Sequence[RealShard]) -> None:
-        from mm_assets.accounting import survey_store
-        from mm_assets.accounting.record import index_folder
+        from mm_assets.accounting import index_folder, survey_store
         from mm_assets.accounting.survey_store import SurveyStore
         from mm_assets.formats.lance import Location
         from mm_assets.formats.lance.records import PartitionRecords
@@ -328,8 +327,8 @@ def _digest(value: Any) -> str:
 
 
 def _write_account(root: str, fields: Mapping[str, Any], partition: str, rows: pa.Table) -> None:
+    from mm_assets.accounting import ShardRecord
     from mm_assets.accounting.accounts import Ledger
-    from mm_assets.accounting.record import ShardRecord
 
     at = rows.schema.get_field_index("partition")
     names = pa.array([partition] * rows.num_rows, pa.string())

@@ -36,7 +36,7 @@ def convert(
     source: str, target: str, files: Sequence[str], output: str, is_filtered: bool = True
 ) -> list[PartitionReport]:
     """Plan, convert one partition after the other, finish."""
-    from mm_assets.accounting.ledger import publish_lists
+    from mm_assets.accounting import publish_lists
 
     conversions = plan(source, target, files, output, is_filtered)
     reports = [conversion.run() for conversion in conversions]

@@ -120,7 +120,7 @@ def prepare_known(real: list[str], raw: str, known: int) -> Work:
     root = os.environ["MM_STORAGE"]
 
     def work() -> dict[str, Any]:
-        from mm_assets.accounting.record import LANCE, TARS, index_folder
+        from mm_assets.accounting import LANCE, TARS, index_folder
         from mm_assets.formats.lance.table import LanceTable
         from mm_assets.formats.webdataset.writer import TarFolder
 

@@ -81,7 +81,7 @@ def _duplicates(root: str, keys: Sequence[str]) -> Part:
 
 
 def _tars(root: str, keys: Sequence[str]) -> Part:
-    from mm_assets.accounting.record import TARS, index_folder
+    from mm_assets.accounting import TARS, index_folder
     from mm_assets.formats.webdataset.writer import TarFolder
 
     return TarFolder(f"{root}/{TARS.folder}", index=index_folder(root, "tars")).finish
@@ -135,7 +135,7 @@ def _landed(root: str) -> tuple[Any, list[str]]:
 
 
 def _table(root: str) -> Any:
-    from mm_assets.accounting.record import LANCE
+    from mm_assets.accounting import LANCE
     from mm_assets.formats.lance.table import LanceTable
 
     return LanceTable(LANCE.place(root, ""))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.ledger import lists_folder, publish_lists
+from mm_assets.accounting import lost_items_folder, publish_lists
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.filters import KEYS
 from mm_assets.filters.chain import FilterChain
@@ -362,7 +362,7 @@ class DatasetConversion:
     """
 
     def __init__(self, reader: InterleavedReader, writer: InterleavedWriter, steps: Sequence[Step]) -> None:
-        refuse_unwritable(os.path.dirname(lists_folder(writer)))
+        refuse_unwritable(os.path.dirname(lost_items_folder(writer)))
         self._conversions = plan_conversions(reader, writer, steps)
         self.writer = self._conversions[0].writer if self._conversions else writer
         _refuse_overwriting(self._conversions)
@@ -395,7 +395,7 @@ class DatasetConversion:
                 )
             conversions = [each for each in self._conversions if each.partition.name not in skipped]
             sweep_output(writer.path)
-            sweep(lists_folder(writer))
+            sweep(lost_items_folder(writer))
         settings = Settings.load()
         limit = settings.max_loss if max_loss is None else max_loss
         processes = min(workers or available_cores(), max(len(conversions), 1))

@@ -7,7 +7,7 @@ try:
 except ImportError as error:
     raise explained(error) from None
 
-from mm_assets.accounting.record import statistics_folder
+from mm_assets.accounting import statistics_folder
 from mm_assets.automation.alerts.tick import alerts_sensor
 from mm_assets.automation.pending_verdicts import with_verdicts
 from mm_assets.automation.sensors import (

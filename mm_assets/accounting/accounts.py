@@ -2,7 +2,7 @@
 
     ledger/accounts/<asset>/<partition>.parquet
 
-* The rows (`mm_assets.accounting.ledger`) are the items in, the items out, and each item that was lost.
+* The rows (`mm_assets.accounting`) are the items in, the items out, and each item that was lost.
 * The metadata have the `ShardRecord`: which inputs, code and settings the output was made from, and what came
   out. By it a re-run knows that a shard is unchanged, without the database of the orchestrator.
 * `Ledger` reads and writes these files. Each is replaced as a whole, once its output is there.
@@ -28,14 +28,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.ledger import ACCOUNT_SCHEMA, ITEMS_SCHEMA, account_rows, account_table, lost_items
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
+    ACCOUNT_SCHEMA,
     CURATED,
     FILES,
+    ITEMS_SCHEMA,
     PUBLISHED,
     ShardRecord,
+    account_rows,
+    account_table,
     digest_files,
     file_problem,
+    lost_items,
     recorded_files,
     stated_partitions,
 )

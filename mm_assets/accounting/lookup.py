@@ -18,11 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.accounting import ITEMS_SCHEMA, ShardRecord
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical import Rows
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.ledger import ITEMS_SCHEMA
-from mm_assets.accounting.record import ShardRecord
 from mm_assets.accounting.survey import ShardColumns, passthrough
 from mm_assets.formats.materialize import Fetcher, open_fetcher
 from mm_assets.formats.names import sample_key

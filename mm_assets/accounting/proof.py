@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets import __version__
+from mm_assets.accounting import BY_ASSET, ShardRecord, made_from, stated_partitions
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import BY_ASSET, ShardRecord, made_from, stated_partitions
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UNREADABLE, read_buffer
 from mm_assets.storage.files import (

@@ -10,10 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
-from mm_assets.accounting.formats import accounted_format
-from mm_assets.accounting.proof import Evidence, ProofStore
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     BY_ASSET,
     CACHE,
     DERIVED,
@@ -24,6 +21,9 @@ from mm_assets.accounting.record import (
     index_folder,
     stated_partitions,
 )
+from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
+from mm_assets.accounting.formats import accounted_format
+from mm_assets.accounting.proof import Evidence, ProofStore
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.names import partition_filename
 from mm_assets.model.errors import counted

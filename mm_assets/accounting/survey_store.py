@@ -28,10 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.accounting import CURATED, PUBLISHED, index_folder
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import Published
 from mm_assets.accounting.lookup import PublishedOutputs
-from mm_assets.accounting.record import CURATED, PUBLISHED, index_folder
 from mm_assets.accounting.survey import SAMPLES_SCHEMA, Excerpt, ShardColumns, ShardSurvey, passthrough
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UNREADABLE

@@ -39,8 +39,8 @@ from dagster._core.utils import make_new_backfill_id
 from dagster._time import get_current_timestamp
 from dagster._utils.schedules import schedule_execution_time_iterator
 
+from mm_assets.accounting import BY_ASSET, CURATED
 from mm_assets.accounting.proof import ProofStore
-from mm_assets.accounting.record import BY_ASSET, CURATED
 from mm_assets.automation.due_shards import (
     FAILED,
     MISSING,

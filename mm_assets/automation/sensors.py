@@ -32,7 +32,7 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.run_request import InstigatorType
 
-from mm_assets.accounting.record import CURATED, DERIVED, FILTERED, LANCE, OUTPUTS, account_folders
+from mm_assets.accounting import CURATED, DERIVED, FILTERED, LANCE, OUTPUTS, account_folders
 from mm_assets.automation.backfills import (
     LOOK_AGAIN_SECONDS,
     STARTED_BY,

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.accounting.record import statistics_folder
+from mm_assets.accounting import statistics_folder
 from mm_assets.automation.backfills import launch_backfill
 from mm_assets.automation.pending_verdicts import JOB
 from mm_assets.duplicates.finder import FoundDuplicates, find_duplicates

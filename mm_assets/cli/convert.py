@@ -208,7 +208,7 @@ def run_convert(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from mm_assets.accounting.ledger import lists_folder
+    from mm_assets.accounting import lost_items_folder
     from mm_assets.dataset import DatasetConversion
     from mm_assets.storage.errors import located
 
@@ -225,7 +225,7 @@ def _run(options: argparse.Namespace) -> int:
         alone = counted(len(converted.skipped), "partition")
         print(f"  left alone, as they are from another source: {alone}")
     if report.losses:
-        print(f"  lost items are listed in {lists_folder(writer)}")
+        print(f"  lost items are listed in {lost_items_folder(writer)}")
     for message, count in Counter(converted.failures).items():
         fail(f"{' '.join(message.split())}{f' ({count} partitions)' if count > 1 else ''}")
     return 1 if converted.failures else 0

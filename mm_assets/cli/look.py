@@ -59,7 +59,7 @@ def run_explain(options: argparse.Namespace) -> int:
     Raises:
         ValueError: the id is unknown.
     """
-    from mm_assets.accounting.record import OUTPUTS
+    from mm_assets.accounting import OUTPUTS
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
     from mm_assets.view.sample import origin_of, place_of

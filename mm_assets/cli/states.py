@@ -95,7 +95,7 @@ class _Summary:
 
     def print(self) -> None:
         """Print the counts; one line where nothing differs."""
-        from mm_assets.accounting.record import BY_ASSET
+        from mm_assets.accounting import BY_ASSET
         from mm_assets.versions.diff import ADDED, CHANGED, DROPPED
 
         if not self._shards:
@@ -258,7 +258,7 @@ def run_retire(options: argparse.Namespace) -> int:
             would go without having been named, or a run or a backfill is unfinished.
         OSError: the raw shards cannot be listed.
     """
-    from mm_assets.accounting.record import statistics_folder
+    from mm_assets.accounting import statistics_folder
     from mm_assets.accounting.retirement import Retirement, retirable
     from mm_assets.filters.duplicates import retire_verdicts
     from mm_assets.formats.raw_shards import RawAbsence, RawLocations

@@ -24,8 +24,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from mm_assets.accounting import CURATED, DERIVED_FOLDERS, statistics_folder
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, statistics_folder
 from mm_assets.duplicates.items import Documents, Images, OrderedItems
 from mm_assets.duplicates.pairs import Clusters
 from mm_assets.filters import FLAG, KEYS, Filter

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from mm_assets.accounting.ledger import Balance
+from mm_assets.accounting import Balance
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.model.samples import LATER_FIELD, Example, InterleavedBatch, StepResult
 from mm_assets.storage.errors import error_line

@@ -21,10 +21,7 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import Field, PrivateAttr
 
-from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.contract import SCHEMA_CHANGES, disagreement
-from mm_assets.accounting.proof import damaged_shards
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     BY_ASSET,
     CACHE,
     CURATED,
@@ -37,6 +34,9 @@ from mm_assets.accounting.record import (
     lists_folder,
     statistics_folder,
 )
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.contract import SCHEMA_CHANGES, disagreement
+from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.filters import FilterSettingError
 from mm_assets.filters.chain import VERDICTS, FilterChain

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import dagster as dg
 import pyarrow as pa
 
+from mm_assets.accounting import BY_ASSET, DERIVED_FOLDERS, OUTPUTS
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import BY_ASSET, DERIVED_FOLDERS, OUTPUTS
 from mm_assets.filters.chain import SAMPLE_SCORES, SCORES
 from mm_assets.filters.duplicates import ASSET as VERDICTS_ASSET
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure, column_of, with_columns

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from mm_assets.accounting.ledger import Balance
+from mm_assets.accounting import Balance
 from mm_assets.filters.readable import DimensionTally
 from mm_assets.graph import Check, ShardCheck, WrittenShard
 from mm_assets.model.errors import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE, counted

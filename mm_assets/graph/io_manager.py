@@ -27,14 +27,14 @@ import dagster as dg
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
-from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.proof import damaged_shards
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     BY_ASSET,
     ShardRecord,
     account_folders,
     stat_outputs,
 )
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.proof import damaged_shards
 from mm_assets.filters.chain import VERDICTS
 from mm_assets.filters.duplicates import ASSET as DUPLICATES
 from mm_assets.filters.duplicates import NO_COPIES

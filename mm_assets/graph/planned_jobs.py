@@ -27,7 +27,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.accounting.record import ShardRecord
+from mm_assets.accounting import ShardRecord
 from mm_assets.graph import (
     INPUT_MISSING,
     NO_RAW_SHARD,

@@ -13,11 +13,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.canonical import TableAccount
-from mm_assets.accounting.formats import accounted_format
-from mm_assets.accounting.proof import Evidence, ProofStore, ShardProof
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     BY_ASSET,
     DERIVED,
     OUTPUTS,
@@ -25,6 +21,10 @@ from mm_assets.accounting.record import (
     made_from,
     present_stats,
 )
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.canonical import TableAccount
+from mm_assets.accounting.formats import accounted_format
+from mm_assets.accounting.proof import Evidence, ProofStore, ShardProof
 from mm_assets.graph import Check, dagster_internals
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.io_manager import Workers

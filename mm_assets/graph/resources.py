@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import dagster as dg
 from pydantic import Field, create_model
 
-from mm_assets.accounting.record import OUTPUTS, statistics_folder
+from mm_assets.accounting import OUTPUTS, statistics_folder
 from mm_assets.filters import Filter, FilterSetting
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.measures import MeasureSelection

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mm_assets.accounting import CACHE, FILES, LOST_IDS, PUBLISHED, TARS, digest_files
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import CACHE, FILES, LOST_IDS, PUBLISHED, TARS, digest_files
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import own_name, relative_root
@@ -192,7 +192,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from mm_assets.accounting.ledger import Balance, account_table
+    from mm_assets.accounting import Balance, account_table
     from mm_assets.filters.measure import digest_of_scores, not_derived
     from mm_assets.filters.readable import COLUMNS, DimensionTally
     from mm_assets.filters.scores import ImageScores, score_table

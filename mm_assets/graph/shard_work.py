@@ -16,15 +16,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from mm_assets.accounting import Balance, account_table, statistics_folder
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical import Derived, OutputProblems
 from mm_assets.accounting.canonical.derive import CanonicalSource, derive
 from mm_assets.accounting.comparison import compare
 from mm_assets.accounting.formats import accounted_format
-from mm_assets.accounting.ledger import Balance, account_table
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof
-from mm_assets.accounting.record import statistics_folder
 from mm_assets.accounting.survey import ShardSurvey, layout_digest, survey_shard
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.chain import VERDICTS

@@ -11,7 +11,7 @@ import dagster as dg
 import pyarrow.compute as pc
 from pydantic import Field
 
-from mm_assets.accounting.record import TARS, TRAINING, TRAINING_FOLDER, TRAINING_NOTE
+from mm_assets.accounting import TARS, TRAINING, TRAINING_FOLDER, TRAINING_NOTE
 from mm_assets.formats.names import PLAN_FILE
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.planned_jobs import metadata_values

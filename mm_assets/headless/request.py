@@ -21,13 +21,13 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets import __version__
-from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     BY_ASSET,
     ShardRecord,
     stated_partitions,
     statistics_folder,
 )
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.retirement import RETIRED
 from mm_assets.automation.due_shards import STALE, Due, DueShardFinder, DueShards, latest_versions
 from mm_assets.filters.duplicates import VerdictIndex

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import dagster as dg
 
-from mm_assets.accounting.record import BY_ASSET, TRAINING
+from mm_assets.accounting import BY_ASSET, TRAINING
 from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
 from mm_assets.automation.due_shards import STALE
 from mm_assets.automation.pending_verdicts import SCORED

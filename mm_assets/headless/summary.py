@@ -16,7 +16,7 @@ from typing import Any
 
 import dagster as dg
 
-from mm_assets.accounting.record import BY_ASSET, CURATED, OUTPUTS, ShardRecord
+from mm_assets.accounting import BY_ASSET, CURATED, OUTPUTS, ShardRecord
 from mm_assets.formats.names import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines, untaken_lines
 from mm_assets.graph import INPUT_MISSING, LOSS_SHARE, LOSS_SHARE_OF

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from mm_assets.accounting.record import digest_files
+from mm_assets.accounting import digest_files
 from mm_assets.formats.arrow_cache import digest_of
 from mm_assets.formats.names import PLAN_FILE, SET_NEXT, SET_NOTES, format_of, sample_key
 from mm_assets.formats.partitions import Partition

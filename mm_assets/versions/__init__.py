@@ -26,19 +26,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.accounts import Ledger, losses_digest
-from mm_assets.accounting.canonical.derive import CanonicalSource, retyped
-from mm_assets.accounting.formats import accounted_format
-from mm_assets.accounting.ledger import ITEMS_SCHEMA
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     BY_ASSET,
     DERIVED,
+    ITEMS_SCHEMA,
     OUTPUTS,
     ShardRecord,
     digest_files,
     recorded_files,
     stat_outputs,
 )
+from mm_assets.accounting.accounts import Ledger, losses_digest
+from mm_assets.accounting.canonical.derive import CanonicalSource, retyped
+from mm_assets.accounting.formats import accounted_format
 from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.digest import ContentDigest, row_digests
 from mm_assets.model.errors import DataError

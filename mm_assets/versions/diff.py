@@ -17,8 +17,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from mm_assets.accounting import BY_ASSET
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import BY_ASSET
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.registry import known_filters
 from mm_assets.model.errors import DataError

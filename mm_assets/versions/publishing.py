@@ -21,9 +21,7 @@ from typing import IO, Any, Final
 import xxhash
 
 from mm_assets import __version__
-from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
-from mm_assets.accounting.proof import Evidence, ProofStore
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     DERIVED_FOLDERS,
     LANCE,
     TRAINING,
@@ -31,6 +29,8 @@ from mm_assets.accounting.record import (
     TRAINING_NOTE,
     present_stats,
 )
+from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
+from mm_assets.accounting.proof import Evidence, ProofStore
 from mm_assets.model.errors import first_and_more, nearest
 from mm_assets.storage.files import (
     is_within,

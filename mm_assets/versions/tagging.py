@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets import __version__
+from mm_assets.accounting import BY_ASSET, LANCE, OUTPUTS, ShardRecord
 from mm_assets.accounting.formats import accounted_format
-from mm_assets.accounting.record import BY_ASSET, LANCE, OUTPUTS, ShardRecord
 from mm_assets.formats.arrow_cache import digest_of
 from mm_assets.formats.parquet import UNREADABLE
 from mm_assets.model.errors import DataError

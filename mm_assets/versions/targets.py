@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Final
 
 from mm_assets import __version__
+from mm_assets.accounting import OUTPUTS, TARS, TRAINING_FOLDER
 from mm_assets.accounting.formats import accounted_format
-from mm_assets.accounting.record import OUTPUTS, TARS, TRAINING_FOLDER
 from mm_assets.model.errors import MmAssetsError, counted, explained
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import (

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting import FILTERED
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import FILTERED
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.model.errors import counted
 from mm_assets.view import INLINE, svg_image

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from mm_assets.accounting.record import CURATED
+from mm_assets.accounting import CURATED
 from mm_assets.filters import FLAG, Bound, Filter, TextFilter, bounds_of
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.score_columns import SampleScoreColumns, ScoreColumns

@@ -25,14 +25,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     CURATED,
     DERIVED_FOLDERS,
     ShardRecord,
     digest_files,
     recorded_files,
 )
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.filters import KEYS, Bounds, Filter, RowColumns, RowKeys, bounds_of, spelled
 from mm_assets.filters.chain import FilterChain, ItemRefusals, Verdicts
 from mm_assets.filters.id_list import IdFilter, Marks

@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.accounting.record import CURATED, statistics_folder
+from mm_assets.accounting import CURATED, statistics_folder
 from mm_assets.filters import FLAG, KEYS, Filter, TextFilter
 from mm_assets.filters.chain import FilterChain, Mask
 from mm_assets.filters.duplicates import DuplicateFilter

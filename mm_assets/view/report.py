@@ -24,9 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, statistics_folder
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.proof import ProofStore
-from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, statistics_folder
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.duplicates import SCHEMA as VERDICTS
 from mm_assets.filters.duplicates import VerdictIndex, verdicts_uri

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mm_assets import __version__
-from mm_assets.accounting.record import BY_ASSET, CURATED, FILTERED, TARS
+from mm_assets.accounting import BY_ASSET, CURATED, FILTERED, TARS
 from mm_assets.model.errors import counted
 from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text

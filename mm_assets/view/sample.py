@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.ledger import locator_columns
+from mm_assets.accounting import locator_columns
 from mm_assets.formats.images import ImageInfo, probe
 from mm_assets.formats.images.pixels import thumbnail
 from mm_assets.formats.parquet import (

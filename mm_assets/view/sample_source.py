@@ -18,12 +18,19 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting import (
+    CURATED,
+    DERIVED_FOLDERS,
+    FILTERED,
+    OUTPUTS,
+    Output,
+    locator_columns,
+    statistics_folder,
+)
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical import Rows, SampleQuery
 from mm_assets.accounting.formats import accounted_format, find_sample
-from mm_assets.accounting.ledger import locator_columns
 from mm_assets.accounting.lookup import in_accounts, in_lance, sample_tar
-from mm_assets.accounting.record import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, Output, statistics_folder
 from mm_assets.filters.duplicates import DEDUP, verdicts_uri
 from mm_assets.filters.minhash import MinHash
 from mm_assets.filters.texts import TextPosition

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting import BY_ASSET, CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, ShardRecord
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import BY_ASSET, CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, ShardRecord
 from mm_assets.filters.duplicates import DEDUP
 from mm_assets.filters.measure import is_measured
 from mm_assets.formats.names import partition_filename

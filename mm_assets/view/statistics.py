@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.record import statistics_folder
+from mm_assets.accounting import statistics_folder
 from mm_assets.filters import Filter, spelled
 from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import MeasureSelection, known_measures, names_of

@@ -10,9 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mm_assets.accounting import (
+    CURATED,
+    FILES,
+    PUBLISHED,
+    ShardRecord,
+    digest_files,
+    lost_items,
+    publish_losses,
+)
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.ledger import lost_items, publish_losses
-from mm_assets.accounting.record import CURATED, FILES, PUBLISHED, ShardRecord, digest_files
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import publish_table
 from mm_assets.storage.small_files import seal

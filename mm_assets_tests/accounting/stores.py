@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.accounting import CURATED, PUBLISHED, ShardRecord
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.record import CURATED, PUBLISHED, ShardRecord
 from mm_assets.accounting.survey import merge_files
 from mm_assets.accounting.survey_store import SurveyStore, duplicates, published_to_text
 from mm_assets.formats.parquet import publish_table

@@ -12,10 +12,9 @@ from typing import Any
 import fsspec
 import pytest
 
+from mm_assets.accounting import FILES, Balance, ShardRecord, account_table, digest_files, recorded_files
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.ledger import Balance, account_table
 from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantine
-from mm_assets.accounting.record import FILES, ShardRecord, digest_files, recorded_files
 from mm_assets.filters.scores import SCORES_SCHEMA
 from mm_assets.formats.parquet import UnreadableFile, publish_table
 from mm_assets_tests.accounting.losses import BAD_JSON

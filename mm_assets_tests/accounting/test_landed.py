@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from mm_assets.accounting import ShardRecord
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import SchemaContract
-from mm_assets.accounting.record import ShardRecord
 from mm_assets.accounting.survey import RequiredType
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.interleaved import InterleavedBatch

@@ -14,17 +14,17 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.ledger import (
+from mm_assets.accounting import (
     ACCOUNT_SCHEMA,
     ITEMS_SCHEMA,
     Balance,
+    ShardRecord,
     account_table,
     items_table,
     locator_columns,
     publish_losses,
 )
-from mm_assets.accounting.record import ShardRecord
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.losses import Loss

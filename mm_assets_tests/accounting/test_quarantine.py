@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting import quarantine
-from mm_assets.accounting.ledger import items_table
+from mm_assets.accounting import items_table, quarantine
 from mm_assets.accounting.quarantine import (
     QUARANTINE_SCHEMA,
     publish_quarantine,

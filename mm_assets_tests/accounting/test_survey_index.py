@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from mm_assets.accounting import survey_store
+from mm_assets.accounting import INDEXES, account_folders, survey_store
 from mm_assets.accounting.contract import Published, SchemaContract
-from mm_assets.accounting.record import INDEXES, account_folders
 from mm_assets.accounting.survey import ShardColumns, merge_files
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.formats.reader import FileSurvey, SurveyedSample

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image
 
+from mm_assets.accounting import CURATED, FILTERED
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.quarantine import publish_quarantine, quarantine_table
-from mm_assets.accounting.record import CURATED, FILTERED
 from mm_assets.filters.scores import score_table
 from mm_assets.formats.parquet import publish_table
 from mm_assets_tests.cli.documents import GOOD, WIDE, sample

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.ledger import ITEMS_SCHEMA
+from mm_assets.accounting import ITEMS_SCHEMA
 from mm_assets.cli import main
 
 

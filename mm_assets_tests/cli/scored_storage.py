@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import (
+from mm_assets.accounting import (
     CURATED,
     DERIVED_FOLDERS,
     FILES,
     ShardRecord,
     digest_files,
 )
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.filters.measure import ImageMeasure, SampleMeasure
 from mm_assets.filters.scores import score_samples, score_table
 from mm_assets.formats.parquet import publish_table

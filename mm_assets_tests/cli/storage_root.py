@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from mm_assets.accounting import Balance, ShardRecord, account_table
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.ledger import Balance, account_table
-from mm_assets.accounting.record import ShardRecord
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.formats.names import partition_filename

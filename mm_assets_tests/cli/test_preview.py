@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mm_assets.accounting.record import CURATED
+from mm_assets.accounting import CURATED
 from mm_assets.filters.registry import PRESETS, chain_of, measures_for
 from mm_assets.settings import Settings
 from mm_assets_tests.cli.commands import fine, ok, only_line, run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.record import CURATED
+from mm_assets.accounting import CURATED
 from mm_assets.formats.parquet import publish_table
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets_tests.cli.commands import fine, run

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting import ledger
+from mm_assets import accounting
 from mm_assets.formats.registry import reader_for
 from mm_assets.storage.small_files import seal, unseal
 
@@ -32,7 +32,7 @@ def account(storage: Path | str, asset: str, shard: str) -> Path:
 def lost_items(storage: Path | str, asset: str = "*", shard: str = "*") -> list[dict[str, Any]]:
     """The lost items in accounts."""
     paths = sorted(Path(storage, "ledger", "accounts").glob(f"{asset}/{shard}.parquet"))
-    return [row for path in paths for row in ledger.lost_items(pq.read_table(path)).to_pylist()]
+    return [row for path in paths for row in accounting.lost_items(pq.read_table(path)).to_pylist()]
 
 
 def record_in(path: Path) -> dict[str, Any]:

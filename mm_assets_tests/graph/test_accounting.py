@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.record import BY_ASSET
+from mm_assets.accounting import BY_ASSET
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.graph.deployment import CURATED, Deployment, failed_checks, materialized, write_tar
 from mm_assets_tests.graph.published import (

@@ -19,8 +19,8 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
 
+from mm_assets.accounting import OUTPUTS
 from mm_assets.accounting.proof import ProofStore
-from mm_assets.accounting.record import OUTPUTS
 from mm_assets.automation.backfills import launch_backfill
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.lance.table import maintain

@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.accounting.record import OUTPUTS
+from mm_assets.accounting import OUTPUTS
 from mm_assets.graph import shard_work
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
 from mm_assets_tests.graph.published import account

@@ -17,10 +17,9 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting import survey_store
+from mm_assets.accounting import TARS, survey_store
 from mm_assets.accounting.canonical.derive import derive
 from mm_assets.accounting.proof import ProofStore
-from mm_assets.accounting.record import TARS
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import read_sharded_cache_meta
 from mm_assets.formats.lance.table import LanceTable

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from mm_assets.accounting import ShardRecord
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.record import ShardRecord
 from mm_assets.graph import ShardJob, ShardResult
 from mm_assets_tests.graph.io_manager import toy, toy_job
 from mm_assets_tests.graph.io_manager.conftest import Toy

@@ -161,7 +161,7 @@ def test_only_failed_errors_of_blocking_checks_block() -> None:
 
 def test_worker_side_imports_no_dagster() -> None:
     code = (
-        "import sys, mm_assets.pool.workers, mm_assets.graph, mm_assets.accounting.record;"
+        "import sys, mm_assets.pool.workers, mm_assets.graph;"
         "print([m for m in sys.modules if m.split('.')[0] in ('dagster', 'lance', 'torch', 'ray', 'cv2')])"
     )
     out = subprocess.run(
