@@ -70,7 +70,7 @@ def prepare(source: str, target: str, files: Sequence[str], output: str, warm_up
 def _account(source: str, target: str, files: Sequence[str], output: str) -> dict[str, float]:
     from mm_assets.accounting import Balance, ShardRecord, account_table
     from mm_assets.accounting.accounts import Ledger
-    from mm_assets.accounting.canonical.derive import derive
+    from mm_assets.accounting.canonical import derive
 
     started = cpu_seconds()
     reports = project.convert(source, target, files, output)

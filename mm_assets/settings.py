@@ -45,8 +45,8 @@ from mm_assets.formats.webdataset import (
 )
 from mm_assets.model.losses import POLICIES
 from mm_assets.settings_file import PREFIX, SPACED, given_settings, load_plugins
+from mm_assets.storage import clean_url, without_secrets
 from mm_assets.storage.errors import is_utf8
-from mm_assets.storage.stores import clean_url, without_secrets
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 _RAY_ADDRESS = re.compile(r"(?:ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):(\d{1,5})")

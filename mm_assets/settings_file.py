@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from mm_assets.model.errors import MmAssetsError
+from mm_assets.storage import S3_OPTIONS, S3_SCHEMES, StoreTable, is_store, repeated_location
 from mm_assets.storage.errors import error_line, located
 from mm_assets.storage.files import regular_file
-from mm_assets.storage.stores import S3_OPTIONS, S3_SCHEMES, StoreTable, is_store, repeated_location
 
 FILE = "mm_assets.toml"
 PREFIX = "MM_"

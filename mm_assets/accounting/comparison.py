@@ -21,8 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from mm_assets.accounting.canonical import Derived
-from mm_assets.accounting.canonical.derive import CanonicalSource, DigestTally, changes, retyped
+from mm_assets.accounting.canonical import CanonicalSource, Derived, DigestTally, changes, retyped
 from mm_assets.model import json_codec
 from mm_assets.model.digest import ContentDigest, row_digests
 from mm_assets.model.json_codec import dumps, is_json, json_field

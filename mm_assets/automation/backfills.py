@@ -41,7 +41,7 @@ from dagster._utils.schedules import schedule_execution_time_iterator
 
 from mm_assets.accounting import BY_ASSET, CURATED
 from mm_assets.accounting.proof import ProofStore
-from mm_assets.automation.due_shards import (
+from mm_assets.automation import (
     FAILED,
     MISSING,
     STALE,

@@ -33,6 +33,15 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.run_request import InstigatorType
 
 from mm_assets.accounting import CURATED, DERIVED, FILTERED, LANCE, OUTPUTS, account_folders
+from mm_assets.automation import (
+    MISSING,
+    STALE,
+    Due,
+    due_shards,
+    latest_versions,
+    runs_in_use,
+    versions_of_partitions,
+)
 from mm_assets.automation.backfills import (
     LOOK_AGAIN_SECONDS,
     STARTED_BY,
@@ -43,15 +52,6 @@ from mm_assets.automation.backfills import (
     digests_in,
     launch_found,
     note_found,
-)
-from mm_assets.automation.due_shards import (
-    MISSING,
-    STALE,
-    Due,
-    due_shards,
-    latest_versions,
-    runs_in_use,
-    versions_of_partitions,
 )
 from mm_assets.automation.pending_verdicts import JOB
 from mm_assets.automation.whole_set import duplicates, statistics

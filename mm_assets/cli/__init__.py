@@ -61,7 +61,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = parser_of(given[:1]).parse_args(given)
     from mm_assets.settings import Settings
     from mm_assets.settings_file import given_settings
-    from mm_assets.storage.stores import use_stores
+    from mm_assets.storage import use_stores
 
     Settings.load()  # reports a misspelt variable in every command, also in those that use no setting
     use_stores(given_settings().stores)

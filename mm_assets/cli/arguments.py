@@ -83,7 +83,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with what is wrong, without the whole of a text that is far too long."""
-        from mm_assets.storage.stores import without_secrets
+        from mm_assets.storage import without_secrets
 
         message = without_secrets(message)
         super().error(message if len(message) <= _MOST_SHOWN else f"{message[:_MOST_SHOWN]}…")
@@ -91,7 +91,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def location(text: str) -> str:
     """Return a path, or a URL as `clean_url`; an empty one, which would mean some folder, is refused."""
-    from mm_assets.storage.stores import clean_url
+    from mm_assets.storage import clean_url
 
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: is a variable of the shell not set?")

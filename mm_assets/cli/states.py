@@ -372,7 +372,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
     Otherwise name on stderr the differences between the first dataset and each other one.
     """
-    from mm_assets.accounting.canonical.derive import canonical_sources
+    from mm_assets.accounting.canonical import canonical_sources
     from mm_assets.accounting.comparison import Dataset, compare
     from mm_assets.formats.raw_shards import location_of
     from mm_assets.storage.errors import located

@@ -43,10 +43,10 @@ from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import detect_format, reader_for
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.schema import RESERVED_COLUMNS
+from mm_assets.storage import without_secrets
 from mm_assets.storage.errors import error_line, is_store_failure, located
 from mm_assets.storage.files import absolute, exists, is_remote, join
 from mm_assets.storage.stamps import local_stamp, remote_stamps
-from mm_assets.storage.stores import without_secrets
 
 LEAST_WORDS: Final = 5
 """Words of a text that is looked for as a whole: shorter ones are no leaks, but common phrases."""

@@ -43,9 +43,9 @@ from mm_assets.model.errors import (
 )
 from mm_assets.model.losses import with_errors
 from mm_assets.model.samples import InterleavedBatch, SourceRef, parse_source_ref, sample_offsets
+from mm_assets.storage import canonical_url, clean_url, without_secrets
 from mm_assets.storage.errors import is_store_failure
 from mm_assets.storage.files import StorageOptions, absolute, filesystem, is_remote, join, local_path
-from mm_assets.storage.stores import canonical_url, clean_url, without_secrets
 
 __all__ = ["materialize"]
 

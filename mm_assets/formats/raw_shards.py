@@ -49,6 +49,7 @@ from mm_assets.formats.webdataset.folders import FolderAddress, folder_location
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.formats.webdataset.virtual_tars import FolderedAddress
 from mm_assets.model.errors import MmAssetsError, warn_user
+from mm_assets.storage import canonical_url, clean_url, expand_braces, without_secrets
 from mm_assets.storage.errors import error_line, is_of_store, is_utf8, not_utf8
 from mm_assets.storage.files import (
     StorageOptions,
@@ -62,7 +63,6 @@ from mm_assets.storage.files import (
 )
 from mm_assets.storage.listing import convertible_line, expand, hive_line
 from mm_assets.storage.stamps import MISSING, local_stamp, remote_stamps
-from mm_assets.storage.stores import canonical_url, clean_url, expand_braces, without_secrets
 
 _FOLDERED: tuple[tuple[str, type[FolderedAddress], Callable[[str], str | None]], ...] = (
     ("PDFs", PdfAddress, pdf_location),

@@ -30,8 +30,16 @@ from mm_assets.filters.measures import IMAGE_MEASURES as IMAGE_MEASURES
 from mm_assets.filters.measures import SAMPLE_MEASURES as SAMPLE_MEASURES
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.scores import SAMPLE_SCORES_SCHEMA, SCORES_SCHEMA
-from mm_assets.graph import Plan, ShardCheck, ShardSet, dagster_internals
-from mm_assets.graph.checks import INGEST_CHECKS, QUARANTINE_CHECKS, ROW_CHECKS, SCORE_CHECKS
+from mm_assets.graph import (
+    INGEST_CHECKS,
+    QUARANTINE_CHECKS,
+    ROW_CHECKS,
+    SCORE_CHECKS,
+    Plan,
+    ShardCheck,
+    ShardSet,
+    dagster_internals,
+)
 from mm_assets.graph.dagster_internals import (
     CHUNK_SHARDS,
     LANCE_POOL,

@@ -51,7 +51,7 @@ from mm_assets.graph.dagster_internals import (
     tried_with,
 )
 from mm_assets.pool.workers import WorkerFailure
-from mm_assets.storage.stores import without_secrets
+from mm_assets.storage import without_secrets
 
 
 @dataclass(frozen=True)

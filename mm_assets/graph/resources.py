@@ -31,8 +31,8 @@ from mm_assets.graph.raw import RawGate, RawShardIOManager, RawShards
 from mm_assets.graph.training_set import training_recipe
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
+from mm_assets.storage import use_stores
 from mm_assets.storage.files import absolute, lasting
-from mm_assets.storage.stores import use_stores
 
 
 class MaintainedStorage(dg.ConfigurableResource[None]):

@@ -198,7 +198,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     from mm_assets.filters.scores import ImageScores, score_table
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
     from mm_assets.formats.partitions import Partition
-    from mm_assets.graph.checks import ScoredShard
+    from mm_assets.graph import ScoredShard
     from mm_assets.graph.shard_work import reader_arguments
 
     known = _known_scores(job, ImageScores)

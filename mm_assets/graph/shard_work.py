@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from mm_assets.accounting import Balance, account_table, statistics_folder
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.canonical import Derived, OutputProblems
-from mm_assets.accounting.canonical.derive import CanonicalSource, derive
+from mm_assets.accounting.canonical import CanonicalSource, Derived, OutputProblems, derive
 from mm_assets.accounting.comparison import compare
 from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.loss_share import LossShare
@@ -40,6 +39,7 @@ from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.graph import (
     LOSS_SHARE,
     LOSS_SHARE_OF,
+    MATERIALIZATION_ERRORS,
     Check,
     CheckStep,
     ShardJob,
@@ -47,7 +47,6 @@ from mm_assets.graph import (
     WrittenShard,
     blocked_by,
 )
-from mm_assets.graph.checks import MATERIALIZATION_ERRORS
 from mm_assets.model.errors import ShardError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import Loss, MaterializeError

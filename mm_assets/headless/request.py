@@ -29,7 +29,7 @@ from mm_assets.accounting import (
 )
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.retirement import RETIRED
-from mm_assets.automation.due_shards import STALE, Due, DueShardFinder, DueShards, latest_versions
+from mm_assets.automation import STALE, Due, DueShardFinder, DueShards, latest_versions
 from mm_assets.filters.duplicates import VerdictIndex
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import digest

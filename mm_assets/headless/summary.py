@@ -19,8 +19,7 @@ import dagster as dg
 from mm_assets.accounting import BY_ASSET, CURATED, OUTPUTS, ShardRecord
 from mm_assets.formats.names import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines, untaken_lines
-from mm_assets.graph import INPUT_MISSING, LOSS_SHARE, LOSS_SHARE_OF
-from mm_assets.graph.checks import EMPTY
+from mm_assets.graph import EMPTY, INPUT_MISSING, LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.graph.dagster_internals import URI
 from mm_assets.graph.instance_queries import failing_shards
 from mm_assets.graph.io_manager import FAILED_HERE, LANDED

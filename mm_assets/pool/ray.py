@@ -36,8 +36,8 @@ from mm_assets.pool.worker_process import (
 )
 from mm_assets.pool.workers import JobPool
 from mm_assets.settings import ray_host_and_port
+from mm_assets.storage import stores, use_stores
 from mm_assets.storage.errors import error_line
-from mm_assets.storage.stores import stores, use_stores
 from mm_assets.storage.temporary import create_locked, temporary_name
 
 _seen: set[str] = set()  # paths that this process, a worker of a node, has found

@@ -30,8 +30,8 @@ from mm_assets.formats.registry import FreeMemory
 from mm_assets.formats.tar.spool import KeptCopies, keep_copies
 from mm_assets.model.errors import show_warnings_as_lines
 from mm_assets.pool import WORKER_ENVIRONMENT
+from mm_assets.storage import StoreTable, use_stores
 from mm_assets.storage.errors import error_line
-from mm_assets.storage.stores import StoreTable, use_stores
 
 # Sent by a worker when it begins a job. Without it, a worker killed while idle would cost the next job sent
 # to it.

@@ -42,8 +42,8 @@ from mm_assets.pool.worker_process import (
     took_too_long,
 )
 from mm_assets.pool.worker_process import start as _start
+from mm_assets.storage import stores
 from mm_assets.storage.errors import error_line
-from mm_assets.storage.stores import stores
 from mm_assets.storage.temporary import TemporaryFolder
 
 __all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError"]

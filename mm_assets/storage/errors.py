@@ -24,7 +24,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.model.errors import MmAssetsError, explained
-from mm_assets.storage.stores import without_secrets
+from mm_assets.storage import without_secrets
 from mm_assets.storage.temporary import is_temporary
 
 __all__ = ["StoreError"]

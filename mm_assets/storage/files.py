@@ -31,8 +31,8 @@ from fsspec.caching import BaseCache, register_cache
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.model.errors import MissingExtra, MmAssetsError, explained
+from mm_assets.storage import S3_SCHEMES, clean_url, fsspec_arguments, opened_url
 from mm_assets.storage.errors import is_access_denied, located
-from mm_assets.storage.stores import S3_SCHEMES, clean_url, fsspec_arguments, opened_url
 from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, temporary_name
 
 ORIGINS_BESIDE = ".origins"  # a folder; hidden, so that no client reads its files as data

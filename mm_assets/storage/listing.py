@@ -27,9 +27,9 @@ from mm_assets.formats.names import (
     is_parquet,
 )
 from mm_assets.model.errors import first_and_more, warn_user
+from mm_assets.storage import canonical_url, clean_url, expand_braces
 from mm_assets.storage.errors import absent, located
 from mm_assets.storage.files import StorageOptions, filesystem, is_remote, local_path
-from mm_assets.storage.stores import canonical_url, clean_url, expand_braces
 
 # The folder in which `mm-assets convert` lists what it left out, inside the output folder. Other names that
 # begin with an underscore belong to the user.

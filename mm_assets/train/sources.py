@@ -144,10 +144,9 @@ class LanceSource(TableSource):
 
     def __init__(self, uri: str) -> None:
         require("lance")
-        from mm_assets.formats.lance import storage_options_from_env
+        from mm_assets.formats.lance import from_storage_schema, storage_options_from_env, with_original_names
         from mm_assets.formats.lance.table import LanceTable
-        from mm_assets.formats.lance.types import from_storage_schema, with_original_names
-        from mm_assets.storage.stores import lance_arguments
+        from mm_assets.storage import lance_arguments
 
         self._uri, self._options = uri, lance_arguments(uri, storage_options_from_env())
         dataset = LanceTable(uri, self._options).dataset()
@@ -171,7 +170,7 @@ class LanceSource(TableSource):
         self._datasets = LruCache(self._dataset)
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
-        from mm_assets.formats.lance.types import from_storage
+        from mm_assets.formats.lance import from_storage
 
         offsets, first = self._offsets[shard], self._first[shard]
         spans = [range(*(offsets[number : number + 2] + first).tolist()) for number in numbers]
@@ -229,7 +228,7 @@ class PairedSource(Source):
     """
 
     def __init__(self, modalities: Mapping[str, ShardUrls], copies: LocalCopies) -> None:
-        from mm_assets.formats.paired.join import PairedShardList
+        from mm_assets.formats.paired import PairedShardList
 
         self._groups = PairedShardList(modalities).groups
         self._copies = copies
@@ -245,7 +244,7 @@ class PairedSource(Source):
         return list(self._joined.get(shard)[0].read([keys[number] for number in numbers]))
 
     def _join(self, shard: int) -> tuple[Any, list[OpenFile]]:
-        from mm_assets.formats.paired.join import JoinedTars, index_samples
+        from mm_assets.formats.paired import JoinedTars, index_samples
 
         urls = self._groups[shard]
         files = {name: self._copies.open(url, OpenFile) for name, url in urls.items()}

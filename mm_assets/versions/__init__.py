@@ -37,7 +37,7 @@ from mm_assets.accounting import (
     stat_outputs,
 )
 from mm_assets.accounting.accounts import Ledger, losses_digest
-from mm_assets.accounting.canonical.derive import CanonicalSource, retyped
+from mm_assets.accounting.canonical import CanonicalSource, retyped
 from mm_assets.accounting.formats import accounted_format
 from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.digest import ContentDigest, row_digests

@@ -32,6 +32,7 @@ from mm_assets.accounting import (
 from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
 from mm_assets.accounting.proof import Evidence, ProofStore
 from mm_assets.model.errors import first_and_more, nearest
+from mm_assets.storage import without_secrets
 from mm_assets.storage.files import (
     is_within,
     join,
@@ -41,7 +42,6 @@ from mm_assets.storage.files import (
 )
 from mm_assets.storage.small_files import seal, unseal
 from mm_assets.storage.stamps import mark_of
-from mm_assets.storage.stores import without_secrets
 from mm_assets.training_set.build import TrainingSet
 from mm_assets.training_set.proof import problem_of, training_state
 from mm_assets.versions.targets import (

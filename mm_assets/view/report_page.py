@@ -17,8 +17,8 @@ from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
 from mm_assets.model.json_codec import is_json
 from mm_assets.pool.workers import WorkerPool
+from mm_assets.storage import without_secrets
 from mm_assets.storage.files import join, publish_bytes, read_bytes
-from mm_assets.storage.stores import without_secrets
 from mm_assets.view import note, page
 from mm_assets.view.overview import DROPPED, KEPT
 from mm_assets.view.preview_page import SHEET_STYLE, counted_in_thousands, figure, figures, spread_svg

@@ -12,7 +12,7 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
-from mm_assets.automation.due_shards import DueShardFinder, DueShards
+from mm_assets.automation import DueShardFinder, DueShards
 from mm_assets.graph.assets import with_settings
 from mm_assets.graph.planned_jobs import ShardReports
 from mm_assets_tests.graph.io_manager import toy

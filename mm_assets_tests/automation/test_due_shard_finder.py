@@ -12,7 +12,7 @@ from dagster._core.definitions.data_version import StaleStatus
 from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due
+from mm_assets.automation import FAILED, MISSING, STALE, Due
 from mm_assets_tests.automation.histories import ASSETS, History
 from mm_assets_tests.graph.io_manager.conftest import Toy
 from mm_assets_tests.quick_instance import quick_instance

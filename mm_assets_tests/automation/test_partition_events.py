@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.automation.due_shards import (
+from mm_assets.automation import (
     EventId,
     first_attempts,
     latest_events,

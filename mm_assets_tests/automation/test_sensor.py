@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.automation import due_shards
+from mm_assets import automation
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.raw import RawShards
 from mm_assets_tests.automation.conftest import Operated
@@ -124,7 +124,7 @@ def test_shards_of_a_run_that_was_lost_are_taken_again_after_a_while(
     lost = operated.planned_run()
     operated.instance.report_run_failed(lost, "storage out of reach")
     assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
-    monkeypatch.setattr(due_shards, "_RETRY_SECONDS", -1)
+    monkeypatch.setattr(automation, "_RETRY_SECONDS", -1)
     assert [operated.tick("new") for _ in range(2)] == ["nothing is due"] * 2
     operated.tick("all")
     operated.tick("all")
@@ -133,7 +133,7 @@ def test_shards_of_a_run_that_was_lost_are_taken_again_after_a_while(
 
 def test_shards_of_a_canceled_run_are_left_alone(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
     operated.instance.report_run_canceled(operated.planned_run())
-    monkeypatch.setattr(due_shards, "_RETRY_SECONDS", -1)
+    monkeypatch.setattr(automation, "_RETRY_SECONDS", -1)
     assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
 
 
@@ -175,5 +175,5 @@ def test_a_shard_below_a_failed_one_is_not_taken_after_its_own_run_was_lost(
 ) -> None:
     lost = failed.planned_run(["b"], AFTER_FILTER)
     failed.instance.report_run_failed(lost, "storage out of reach")
-    monkeypatch.setattr(due_shards, "_RETRY_SECONDS", -1)
+    monkeypatch.setattr(automation, "_RETRY_SECONDS", -1)
     assert [failed.tick("all") for _ in range(2)] == ["nothing is due"] * 2

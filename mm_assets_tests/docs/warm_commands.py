@@ -90,8 +90,8 @@ def _import() -> None:
     import dagster  # noqa: F401
 
     import mm_assets.automation.sensors
+    import mm_assets.graph
     import mm_assets.graph.assets
-    import mm_assets.graph.checks
     import mm_assets.headless.run
     import mm_assets.view.overview  # noqa: F401
 

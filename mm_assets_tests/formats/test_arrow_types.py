@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.cli import main
 from mm_assets.formats.registry import writer_for
 from mm_assets.interleaved import InterleavedBatch

@@ -13,7 +13,7 @@ from braceexpand import braceexpand
 from mm_assets.formats import MultiModalWebDataset, PairedShardList
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.formats.registry import reader_for
-from mm_assets.storage.stores import MAX_NAMES, expand_braces
+from mm_assets.storage import MAX_NAMES, expand_braces
 from mm_assets_tests.formats.raw_tars import make_tar
 
 ENDLESS = "s-{0..999999999999}.tar"

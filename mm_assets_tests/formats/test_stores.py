@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets.pool.workers import WorkerPool
-from mm_assets.storage.files import filesystem
-from mm_assets.storage.stores import (
+from mm_assets.storage import (
     canonical_url,
     clean_url,
     fsspec_arguments,
@@ -20,6 +19,7 @@ from mm_assets.storage.stores import (
     use_stores,
     without_secrets,
 )
+from mm_assets.storage.files import filesystem
 
 KEYS = {"aws_access_key_id": "id", "aws_secret_access_key": "secret"}
 

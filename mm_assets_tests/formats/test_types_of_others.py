@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.formats.registry import FORMATS, reader_for
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.errors import INCOMPLETE_SAMPLE, ShardError

@@ -6,13 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mm_assets import filters
 from mm_assets.definitions import SHARDED_ASSETS, build_definitions
 from mm_assets.filters import (
     chain,
     clip,
     clip_network,
     condition,
-    filter,
     measure,
     measures,
     readable,
@@ -71,7 +71,7 @@ def test_a_renamed_class_that_states_its_former_name_changes_no_digest() -> None
 
 
 def test_names_of_filters_and_measures_stay() -> None:
-    modules = (chain, clip, clip_network, condition, filter, measure, measures, readable, registry, texts)
+    modules = (filters, chain, clip, clip_network, condition, measure, measures, readable, registry, texts)
     steps = {
         fingerprint_name(known)
         for module in modules
@@ -86,7 +86,7 @@ def _is_compared(known: type) -> bool:
     return (
         any(
             issubclass(known, base)
-            for base in (filter.Filter, measure.ImageMeasure, measure.SampleMeasure, chain.FilterChain)
+            for base in (filters.Filter, measure.ImageMeasure, measure.SampleMeasure, chain.FilterChain)
         )
         or known is readable.ReadableImages
     )

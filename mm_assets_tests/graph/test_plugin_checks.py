@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from mm_assets.graph import ROW_CHECKS
 from mm_assets.graph.assets import with_plugins
-from mm_assets.graph.checks import ROW_CHECKS
 from mm_assets_tests.test_plugins import Module, module
 
 __all__ = ["module"]  # the fixture

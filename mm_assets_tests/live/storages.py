@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.accounting import TARS, survey_store
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.accounting.proof import ProofStore
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import read_sharded_cache_meta

@@ -236,7 +236,7 @@ def _table_blobs(dataset: Any, fragment: Any, rows: range, uri: str) -> Iterator
 
 
 def _original(table: pa.Table) -> pa.Table:
-    from mm_assets.formats.lance.types import from_storage, with_original_names
+    from mm_assets.formats.lance import from_storage, with_original_names
 
     table = from_storage(table)
     return table.rename_columns(with_original_names(table.schema).names)

@@ -17,16 +17,16 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata
 from lance.schema import LanceSchema
 
-from mm_assets.formats.lance import Location
-from mm_assets.formats.lance.fragments import FragmentSet
-from mm_assets.formats.lance.snapshot import opened
-from mm_assets.formats.lance.types import (
+from mm_assets.formats.lance import (
     ARROW_TYPE,
+    Location,
     from_storage,
     from_storage_schema,
     to_storage,
     to_storage_schema,
 )
+from mm_assets.formats.lance.fragments import FragmentSet
+from mm_assets.formats.lance.snapshot import opened
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.model.json_codec import is_json, json_field
 from mm_assets.model.nested_types import plain_type

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.lance import Location
-from mm_assets.formats.lance.types import file_version, to_storage, to_storage_schema
+from mm_assets.formats.lance import Location, file_version, to_storage, to_storage_schema
 from mm_assets.formats.registry import FreeMemory
 from mm_assets.model.errors import DataError
 

@@ -12,20 +12,21 @@ from typing import Any, Self
 import pyarrow as pa
 
 from mm_assets.formats.batching import SampleSpans, cut_by_bytes, grouped
-from mm_assets.formats.lance import storage_options_from_env, until_answered
+from mm_assets.formats.lance import (
+    from_storage,
+    from_storage_schema,
+    storage_options_from_env,
+    to_storage_schema,
+    until_answered,
+    with_original_names,
+    with_stored_names,
+)
 from mm_assets.formats.lance.commit import OrphanRows
 from mm_assets.formats.lance.evolution import plan_schema
 from mm_assets.formats.lance.fragments import FragmentSet, removal, write_fragments
 from mm_assets.formats.lance.records import LancePartitionStats
 from mm_assets.formats.lance.snapshot import naming_table, opened, unreadable_text
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.formats.lance.types import (
-    from_storage,
-    from_storage_schema,
-    to_storage_schema,
-    with_original_names,
-    with_stored_names,
-)
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names
 from mm_assets.formats.reader import FileSource, InterleavedReader, require_interleaved
@@ -33,10 +34,10 @@ from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import ShardError
+from mm_assets.storage import lance_arguments
 from mm_assets.storage.errors import StoreError, attempts, error_line, located, readable_store_errors
 from mm_assets.storage.files import StorageOptions, absolute, filesystem, is_remote, join
 from mm_assets.storage.listing import matching
-from mm_assets.storage.stores import lance_arguments
 
 __all__ = ["InterleavedLanceReader", "InterleavedLanceWriter"]
 

@@ -26,9 +26,8 @@ import pyarrow.compute as pc
 import xxhash
 from lance.commit import CommitConflictError
 
-from mm_assets.formats.lance import until_answered
+from mm_assets.formats.lance import until_answered, with_original_names
 from mm_assets.formats.lance.records import LancePartitionStats, PartitionRecord
-from mm_assets.formats.lance.types import with_original_names
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.storage.errors import StoreError, cause_line, error_line, is_of_store, located
 

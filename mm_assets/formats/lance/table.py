@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import lance
 import pyarrow as pa
 
-from mm_assets.formats.lance import Location, each, evolution
+from mm_assets.formats.lance import Location, each, evolution, from_storage_schema
 from mm_assets.formats.lance.commit import (
     OrphanRows,
     Replacement,
@@ -46,7 +46,6 @@ from mm_assets.formats.lance.snapshot import (
     retry_on_conflict,
     unreadable_fragments,
 )
-from mm_assets.formats.lance.types import from_storage_schema
 
 Result = TypeVar("Result")
 
@@ -85,7 +84,7 @@ class LanceTable:
         return opened(self.uri, storage_options=self._location.storage_options or None)
 
     def schema(self) -> pa.Schema:
-        """Return the columns in their original types (`mm_assets.formats.lance.types`).
+        """Return the columns in their original types (`from_storage`).
 
         `dataset().schema` has them in storage types.
         """

@@ -45,10 +45,10 @@ from mm_assets.model import json_codec
 from mm_assets.model.errors import BAD_LAYOUT, MISSING_MODALITY, DataError
 from mm_assets.model.json_codec import FieldTally, build_column, dumps, is_json, json_field
 from mm_assets.model.schema import schema_to_text
+from mm_assets.storage import expand_braces
 from mm_assets.storage.errors import absent, located
 from mm_assets.storage.files import absolute, exists, filesystem, join, open_binary, size_of
 from mm_assets.storage.listing import is_metadata_folder, packed_line, pairs_of_url
-from mm_assets.storage.stores import expand_braces
 
 
 class Columns:

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.formats.lance.types import ARROW_TYPE, to_storage_schema
+from mm_assets.formats.lance import ARROW_TYPE, to_storage_schema
 from mm_assets.formats.parquet import stored_schema
 from mm_assets.formats.reports import string_leaves
 from mm_assets.formats.tar.scan import Member, TarIndex

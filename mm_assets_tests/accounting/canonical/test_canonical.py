@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.canonical.derive import CanonicalSource, derive
+from mm_assets.accounting.canonical import CanonicalSource, derive
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field

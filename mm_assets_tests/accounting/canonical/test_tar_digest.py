@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mm_assets.accounting.canonical import Derived
-from mm_assets.accounting.canonical.derive import CanonicalSource, DigestTally, derive
+from mm_assets.accounting.canonical import CanonicalSource, Derived, DigestTally, derive
 from mm_assets.accounting.canonical.tar import derive_tar
 from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field

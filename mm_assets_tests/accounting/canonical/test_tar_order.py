@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
 from mm_assets_tests.accounting.mutations import PNG, rewrite, write_tar

@@ -23,11 +23,13 @@ SHARED = {
         "opening a file: footers that end the process, the unit of INT96; "
         "the Arrow types that a Parquet file states"
     ),
-    "mm_assets.formats.lance.types": "the Arrow types and names that a Lance table states",
     "mm_assets.formats.lance.snapshot": (
         "which text it is that Lance refuses; the record that holds for a version of the table"
     ),
-    "mm_assets.formats.lance": ("where a Lance table lies; requests that a store did not answer, again"),
+    "mm_assets.formats.lance": (
+        "where a Lance table lies; requests that a store did not answer, again; "
+        "the Arrow types and names that a table states"
+    ),
     "mm_assets.formats.lance.reader_writer": "the storage options of a Lance table",
     "mm_assets.formats.lance.records": "the records that say which rows are a partition's",
     "mm_assets.formats.arrow_cache": (

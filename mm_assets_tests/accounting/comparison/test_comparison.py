@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.accounting.canonical.derive import CanonicalSource, canonical_sources
+from mm_assets.accounting.canonical import CanonicalSource, canonical_sources
 from mm_assets.accounting.comparison import Comparison, Dataset, compare
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.json_codec import json_field

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.formats import ArrowCache, read_shard, read_sharded_cache_meta
 from mm_assets.formats.arrow_cache import CacheShard, interleaved, meta_of, metadata_text
 from mm_assets.interleaved import InterleavedBatch

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.derive import CanonicalSource
+from mm_assets.accounting.canonical import CanonicalSource
 from mm_assets.formats.names import format_of
 from mm_assets.formats.registry import writer_for
 from mm_assets.model.json_codec import json_field

@@ -9,8 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mm_assets.accounting.canonical import Derived
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import Derived, derive
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import (

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.conformance.outputs import place, rows_of

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets.accounting import OUTPUTS
-from mm_assets.accounting.canonical import SampleQuery
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import SampleQuery, derive
 from mm_assets.accounting.formats import accounted_format, find_sample
 from mm_assets.formats.names import FORMATS, SUFFIXES, format_by_suffix, format_of
 from mm_assets.formats.reader import InterleavedReader

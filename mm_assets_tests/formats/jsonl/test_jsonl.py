@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.formats import jsonl
 from mm_assets.formats.jsonl import InterleavedJsonlReader
 from mm_assets.formats.registry import detect_format

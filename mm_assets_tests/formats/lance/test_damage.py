@@ -11,7 +11,7 @@ from pathlib import Path
 import lance
 import pytest
 
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.cli import main
 from mm_assets.formats.lance.snapshot import opened
 from mm_assets.formats.lance.table import LanceTable

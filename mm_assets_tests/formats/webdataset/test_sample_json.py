@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical import derive
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.formats.webdataset import native
 from mm_assets.formats.webdataset import samples as tar_samples
