@@ -20,8 +20,8 @@ from uuid import uuid4
 import dagster as dg
 
 from mm_assets.accounting import BY_ASSET, TRAINING
+from mm_assets.automation import STALE
 from mm_assets.automation.backfills import STARTED_BY, Outlook, StatusFinder
-from mm_assets.automation.due_shards import STALE
 from mm_assets.automation.pending_verdicts import SCORED
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.automation.whole_set import duplicates_event

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting import TARS, TRAINING_FOLDER, TRAINING_NOTE, digest_files
 from mm_assets.accounting.canonical import CanonicalSource, Derived, DigestTally, derive
 from mm_assets.accounting.comparison import Dataset, compare
-from mm_assets.accounting.record import TARS, TRAINING_FOLDER, TRAINING_NOTE, digest_files
 from mm_assets.formats.webdataset.writer import CARD
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import DataError
