@@ -154,7 +154,7 @@ def _native_document(payload: dict[str, Any], members: Mapping[str, memoryview])
     metadata = {}
     if "metadata" in rows:
         metadata = {name: value for name, value in (extra.get("metadata") or {}).items() if name != SOURCE}
-        metadata.update(_values(metadata, typed))
+        metadata = {**dict.fromkeys(metadata), **_values(metadata, typed)}
     return {SAMPLE_ID: payload[SAMPLE_ID], "items": items, "metadata": metadata}
 
 
@@ -175,8 +175,9 @@ def _values(extra: Mapping[str, Any], typed: Typed) -> dict[str, Any]:
     if [*extra.values()].count(None) == len(extra):  # as most rows have it: told without a loop of Python
         return {}
     stated = {name: value for name, value in extra.items() if value is not None and name != SOURCE}
-    for name in stated.keys() & typed.keys():
-        stated[name] = typed[name](stated[name])
+    # Tars whose columns are as JSON says declare none; an object is of a column of JSON, then.
+    for name in [name for name, value in stated.items() if name in typed or type(value) is dict]:
+        stated[name] = typed.get(name, _json_value)(stated[name])
         if stated[name] is None:  # of JSON text that says null
             del stated[name]
     return stated
@@ -225,7 +226,7 @@ def _typed_fields(schema: str) -> Typed:
 
 
 def _json_value(value: Any) -> Any:
-    is_wrapped = type(value) is dict and json_codec.RAW in value
+    is_wrapped = type(value) is dict and set(value) == {json_codec.RAW}
     return json_codec.json_value(value[json_codec.RAW]) if is_wrapped else value
 
 
