@@ -361,7 +361,7 @@ class RayPool(JobPool):
         import ray
 
         for task in tasks:
-            with suppress(Exception):
+            with suppress(Exception):  # of a task that has ended, or whose node is gone
                 ray.cancel(task.reference, force=True)
         concurrent.futures.wait([task.future for task in tasks], timeout=_CANCEL_SECONDS)
 
