@@ -244,8 +244,7 @@ class Loader:
     ) -> None:
         if batch_size < 1 or workers < 0:
             raise ValueError(f"a batch has samples, and workers are counted from 0: {batch_size}, {workers}")
-        self.dataset = dataset
-        self._collate = collate
+        self.dataset, self._collate = dataset, collate
         self._schedule = _Batches(dataset, batch_size, drop_last)
         self._workers, self._torch_options = workers, torch_options
         self._torch_loader = self._make_torch_loader() if workers else None
@@ -256,10 +255,11 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         self._schedule.begin()
-        batches = map(self._read, self._schedule) if self._torch_loader is None else self._torch_loader
-        if self._torch_loader is not None and not self._torch_loader.persistent_workers:
-            batches = self._make_torch_loader()  # new workers have memory of their own
-        for batch in batches:
+        made = self._torch_loader
+        # New workers, and those of a process that was forked, have memory of their own.
+        if made is not None and not (made.persistent_workers and self._process == os.getpid()):
+            self._torch_loader = made = self._make_torch_loader()
+        for batch in map(self._read, self._schedule) if made is None else made:
             self.dataset.advance()
             yield batch
         self.dataset.set_epoch(self.dataset.epoch + 1)
@@ -280,6 +280,7 @@ class Loader:
         require("torch")
         import torch
 
+        self._process = os.getpid()
         options = {
             "batch_sampler": self._schedule,
             "num_workers": self._workers,
@@ -590,8 +591,7 @@ class Mixture(EpochDataset):
         sources, draws = self._schedule.locate(epoch * self.epoch_length + positions)
         found: list[Any] = [None] * len(positions)
         for source in dict.fromkeys(sources.tolist()):
-            dataset = self.datasets[source]
-            epochs, places = np.divmod(draws, dataset.epoch_length)
+            epochs, places = np.divmod(draws, (dataset := self.datasets[source]).epoch_length)
             for one in np.unique(epochs[sources == source]).tolist():
                 at = np.flatnonzero((sources == source) & (epochs == one))
                 for place, sample in zip(at.tolist(), dataset.fetch(one, places[at]), strict=True):

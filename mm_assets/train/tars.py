@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -93,6 +94,8 @@ class TarSource(Source):
 def _mapped(path: str) -> mmap.mmap:
     """Map a tar into memory, so that the bytes of an image are copied once."""
     with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise DataError(f"{path}: the file is empty: it was cut")
         return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
 
@@ -107,6 +110,11 @@ def _tar_document(data: memoryview, place: str, tar: str, start: int) -> Documen
         if header[156] not in _REGULAR or header[257:262] != _MAGIC:
             raise DataError(f"{place}: byte {start + at}: no header as our tars have them")
         size = member_size(header, tar, start + at)
+        if at + BLOCK + size > len(data):
+            raise DataError(
+                f"{place}: byte {start + at}: a member ends behind its sample: "
+                "the tar was cut, or its index or plan is of another"
+            )
         # Also where folders are in the prefix field: of the name the last part is here.
         name = header[:_NAME].split(b"\0", 1)[0].rpartition(b"/")[2].partition(b".")[2]
         members[name.decode("utf-8", "replace")] = data[at + BLOCK : at + BLOCK + size]

@@ -180,7 +180,7 @@ def problem_of(made: TrainingSet, digest: str, files: WrittenFiles) -> str:
     changed = [name for name, (stamp, _) in files.items() if present.get(name) != stamp]
     found = digest_files(made.folder, [join(made.folder, name) for name in changed], made.options)
     for name in changed:
-        if (found[name] or {}).get("digest") != files[name][1]:
+        if not (now := found[name]) or now["digest"] != files[name][1]:
             return f"{name} is not as it was written"
     return ""
 

@@ -67,7 +67,7 @@ class Day:
             self.look()
             return condition()
 
-        return wait_for(ask, seconds, what, pause=1)
+        return wait_for(ask, seconds, what)
 
     def look(self) -> None:
         """If nothing goes on, and did not while it was looked at: `landed` of each asset names the shards

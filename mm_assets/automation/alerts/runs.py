@@ -30,6 +30,7 @@ from mm_assets.graph.instance_queries import FailingPartition
 from mm_assets.graph.io_manager import LANDED, SHARDED_TAG
 from mm_assets.graph.planned_jobs import parse_failure
 from mm_assets.graph.proof import ZERO_LOSS
+from mm_assets.graph.training_set import training_set
 from mm_assets.model.errors import counted
 
 _SHOWN_STEPS = 3
@@ -533,11 +534,13 @@ def _hanging_cause(subject: str, origin: Origin, silent: float, status: str) -> 
 def stale_assets(view: View, within: float, since: float) -> list[Cause]:
     """Return one cause that names the assets without a materialization in the last ``within`` seconds.
 
+    The training set is none of them: it is made only when somebody asks for it.
+
     Args:
         since: when the alerts began, in seconds since 1970; an asset that was never materialized is stale
             ``within`` seconds later.
     """
-    assets = sorted(view.repository.asset_graph.materializable_asset_keys)
+    assets = sorted(view.repository.asset_graph.materializable_asset_keys - {training_set.key})
     last: dict[str, float | None] = {asset.to_user_string(): None for asset in assets}
     for record in view.instance.get_asset_records(assets):
         entry = record.asset_entry
