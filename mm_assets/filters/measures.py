@@ -135,7 +135,7 @@ class PerceptualQuality(ImageMeasure):
     library = "pdqhash"
     type = pa.int32()
     version = "1"
-    meaning = "quality of the PDQ hash, 0 to 100; below 50 it says little"
+    meaning = "quality of the PDQ hash, 0 to 100; low for flat pictures, whose hash says little"
 
     def measure(self, image: ImageContent) -> int:
         return image.perceptual[1]

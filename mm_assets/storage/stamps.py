@@ -8,6 +8,9 @@ Notes (`OriginNotes`) lie beside an output, to avoid replacing another dataset b
     .origins/<output>.json    of one partition: digests of the addresses of its input files
 
 Two sources are the same if they share the address of one file, whatever the file contains now.
+
+`sole_writer` keeps other processes from a folder or URL: in a store, by objects whose stamps change as long
+as their process lives.
 """
 
 from __future__ import annotations

@@ -354,28 +354,20 @@ class _HandOver:
         batch = self._collate(samples)
         first = _worker()[0] * self._waiting
         for start in range(first * _PART, (first + self._waiting) * _PART, _PART):
-            if not self._memory[start]:
-                part = _Part(self._key, self._memory, start)
+            if not self.memory[start]:
+                part = _Part(self._key, self.memory, start)
                 with suppress(BufferError):
                     ForkingPickler(part, pickle.HIGHEST_PROTOCOL).dump(batch)
-                    self._memory[start] = 1
+                    self.memory[start] = 1
                     return part
         return batch
 
-    def take(self, start: int, stop: int) -> Any:
-        """Return a batch, whose part is free then."""
-        try:
-            with memoryview(self._memory) as memory, memory[start + 1 : stop] as pickled:
-                return pickle.loads(pickled)  # noqa: S301 (of our worker)
-        finally:
-            self._memory[start] = 0
-
     def _open(self, file: int) -> None:
         weakref.finalize(self, os.close, file)
-        self._file, self._memory = file, mmap.mmap(file, 0)
+        self._file, self.memory = file, mmap.mmap(file, 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": DupFd(self._file), "_memory": None}
+        return {**self.__dict__, "_file": DupFd(self._file), "memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -400,7 +392,13 @@ class _Part:
 
 
 def _batch_of(key: int, start: int, stop: int) -> Any:
-    return _hand_overs[key].take(start, stop)
+    """Return a batch that waits in a part, which is free then."""
+    shared = _hand_overs[key].memory
+    try:
+        with memoryview(shared) as memory, memory[start + 1 : stop] as pickled:
+            return pickle.loads(pickled)  # noqa: S301 (of our worker)
+    finally:
+        shared[start] = 0
 
 
 _hand_overs: weakref.WeakValueDictionary[int, _HandOver] = weakref.WeakValueDictionary()
@@ -591,7 +589,8 @@ class Mixture(EpochDataset):
         sources, draws = self._schedule.locate(epoch * self.epoch_length + positions)
         found: list[Any] = [None] * len(positions)
         for source in dict.fromkeys(sources.tolist()):
-            epochs, places = np.divmod(draws, (dataset := self.datasets[source]).epoch_length)
+            dataset = self.datasets[source]
+            epochs, places = np.divmod(draws, dataset.epoch_length)
             for one in np.unique(epochs[sources == source]).tolist():
                 at = np.flatnonzero((sources == source) & (epochs == one))
                 for place, sample in zip(at.tolist(), dataset.fetch(one, places[at]), strict=True):

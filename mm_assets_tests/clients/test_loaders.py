@@ -86,3 +86,9 @@ def test_memory_of_workers_is_gone_with_their_loader(found: dict[str, Any]) -> N
 
 def test_a_fault_in_a_worker_reaches_the_loop(found: dict[str, Any]) -> None:
     assert "a sample of number 7" in found["refused"]
+
+
+def test_a_forked_process_has_batches_of_its_own(found: dict[str, Any]) -> None:
+    forked = found["forked"]
+    assert forked["batches"] == forked["alone"] and forked["alone"][0] != forked["alone"][1]
+    assert len(set(forked["memory"])) == 2

@@ -4,7 +4,7 @@ daemon tells it, to a target that answers late, beside one that refuses and one 
 
 import os
 import signal
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 
@@ -54,11 +54,11 @@ def test_drift_freshness_and_hanging_reach_a_late_target_though_others_are_down(
             lambda instance: set(keys) <= set(instance.get_dynamic_partitions("shards")), 90, "shards"
         )
 
-        def told(what: str, kind: str = "", seconds: float = TOLD) -> None:
+        def told(what: str, kind: str = "") -> None:
             """All-clears of one tick are one message."""
             wait_for(
                 lambda: any(what in each["message"] and kind in each["type"] for each in late.received),
-                seconds,
+                TOLD,
                 what,
             )
 
@@ -66,13 +66,8 @@ def test_drift_freshness_and_hanging_reach_a_late_target_though_others_are_down(
             assert dev.wait_for_run(dev.launch_run("all_assets", {"dagster/partition": key})) == "SUCCESS"
         told("filtered_parquet keeps another share of items than usual")
         told("Not fresh")
-        for _ in range(5):  # a tick of a busy machine may look when the last run is already too old once more
-            assert dev.wait_for_run(dev.launch_run("all_assets", {"dagster/partition": "s0"})) == "SUCCESS"
-            with suppress(TimeoutError):
-                told("Not fresh", "success", FRESH / 2)
-                break
-        else:
-            pytest.fail("made anew five times, and never told to be fresh")
+        assert dev.wait_for_run(dev.launch_run("all_assets", {"dagster/partition": "s0"})) == "SUCCESS"
+        told("Not fresh", "success")
 
         shard(raw / "s0.tar", (40, 20))
         run = dev.launch_run("all_assets", {"dagster/partition": "s0"})

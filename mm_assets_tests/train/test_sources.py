@@ -466,3 +466,12 @@ def test_arguments_that_are_refused(options: Any, error: Any, words: str, storag
         InterleavedDataset(storage / "webdataset", **options)
     with pytest.raises(FileNotFoundError):
         InterleavedDataset(storage / "nothing")
+
+
+def test_an_empty_tar_is_named(storage: Path) -> None:
+    """Its index was not emptied with it, so that nobody has looked into it yet."""
+    tar = storage / "webdataset" / "p1.tar"
+    assert tar.with_name("p1.tar.idx").exists()
+    tar.write_bytes(b"")
+    with pytest.raises(DataError, match=r"p1\.tar: the file is empty: it was cut"):
+        documents(storage / "webdataset")

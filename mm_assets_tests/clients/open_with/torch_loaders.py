@@ -7,6 +7,7 @@ import gc
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import sys
@@ -103,6 +104,26 @@ def handed_over(folder: str) -> dict[str, list[str]]:
     return found
 
 
+def of_forked_processes(folder: str) -> dict[str, Any]:
+    """Batches of two processes with one loader, made before the second was forked: each goes through an epoch
+    of its own. In memory of both, a worker of one could write over a batch of the other.
+    """
+    loader = InterleavedDataset(folder, seed=4).loader(4, 1)
+    fork = multiprocessing.get_context("fork")
+    told = fork.Queue()
+
+    def epoch(number: int) -> tuple[list[str], int]:
+        loader.dataset.set_epoch(number)
+        return digests(loader), os.fstat(loader._torch_loader.collate_fn._file).st_ino
+
+    second = fork.Process(target=lambda: told.put(epoch(1)))
+    second.start()
+    batches, memory = zip(epoch(0), told.get(timeout=60), strict=True)
+    second.join()
+    alone = InterleavedDataset(folder, seed=4).loader(4)
+    return {"batches": batches, "memory": memory, "alone": [digests(alone), digests(alone)]}
+
+
 def refuse_one(sample: Any) -> Any:
     if sample["sample_id"].endswith("7"):
         raise ValueError("a sample of number 7")
@@ -126,6 +147,7 @@ def main(folder: str) -> None:
         "plain": plain(folder),
         "stateful": stateful(folder),
         "handed over": handed_over(folder),
+        "forked": of_forked_processes(folder),
         "refused": refused(folder),
     }
     tensors = InterleavedDataset(folder, decode="tensor", shuffle=False)
