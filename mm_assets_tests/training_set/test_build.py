@@ -27,7 +27,7 @@ from mm_assets.storage.temporary import temporary_name
 from mm_assets.training_set import build
 from mm_assets.training_set.build import SetExists, TrainingSet
 from mm_assets.training_set.plan import Recipe
-from mm_assets.training_set.proof import forget_damaged, make_proven, prove
+from mm_assets.training_set.proof import as_written, forget_damaged, make_proven, problem_of, prove, stamps_of
 from mm_assets.training_set.sources import Fields
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.training_set.sets import Here, make_source, source, training_set, tree
@@ -379,6 +379,20 @@ def test_a_damaged_source_has_no_shard_written_again(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="web-1.tar"):
         make_proven(target, sources, RECIPE, again)
     assert again.done == []
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_tar_that_is_gone_is_not_as_it_was_written(made: Path, tmp_path: Path, is_noted: bool) -> None:
+    """Also where the note on it has no digest."""
+    target = training_set(tmp_path / "set")
+    digest = target.make([source(made / "books")], Recipe(shards=2), Here()).digest
+    if not is_noted:
+        note = tmp_path / "set" / ".training" / "train-000000.json"
+        note.write_text(json.dumps({**json.loads(note.read_text()), "content": None}))
+    written = as_written(target, stamps_of(target))
+    assert problem_of(target, digest, written) == ""
+    (tmp_path / "set" / "train-000000.tar").unlink()
+    assert problem_of(target, digest, written) == "train-000000.tar is not as it was written"
 
 
 @pytest.mark.parametrize("kind", KINDS)

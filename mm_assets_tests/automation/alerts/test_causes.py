@@ -8,6 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from mm_assets.graph.training_set import training_set
 from mm_assets_tests.automation.alerts.conftest import Alerts, alerts_of
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.automation.alerts.receivers import Webhook
@@ -488,6 +489,19 @@ def test_assets_are_fresh_for_as_long_as_the_setting_says(alerts: Alerts) -> Non
     lines = message["message"].splitlines()
     assert lines[1:3] == ["assets: 6 of 6", "MM_FRESH_WITHIN: 24 hours"]
     assert "- curated: last materialized 36.0 hours ago" in lines
+
+
+def test_the_training_set_is_made_when_somebody_asks_and_never_stale(alerts: Alerts) -> None:
+    @dg.asset
+    def another() -> None: ...
+
+    alerts.repository = dg.Definitions(
+        assets=[training_set, another], resources={"training": None, "workers": None}
+    ).get_repository_def()
+    assert alerts.titles(fresh_within=DAY) == []
+    (message,) = alerts.tick(fresh_within=DAY, later=1.5 * DAY)
+    assert "assets: 1 of 1" in message["message"].splitlines()
+    assert "- another: never materialized" in message["message"].splitlines()
 
 
 def test_what_is_still_broken_is_told_again_though_nothing_happens(alerts: Alerts) -> None:
