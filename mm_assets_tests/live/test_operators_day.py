@@ -73,7 +73,7 @@ class Day:
         """If nothing goes on, and did not while it was looked at: `landed` of each asset names the shards
         that Dagster shows as failed, and these are the bad ones. Messages are looked at each time.
         """
-        assert len(self.hook.received) <= self.messages, self.hook.received
+        assert len(self.hook.received) <= self.messages, self.hook.told
         last = self._last_event()
         if last == self._seen or self._is_busy():
             return
@@ -227,7 +227,7 @@ def test_each_trouble_of_a_day_is_told_once_and_is_over_once(
                 "2 of 6 shards did not land: curated_parquet (quarantine share over MM_MAX_LOSS) "
                 f"in backfill {backfill}"
             )
-            assert hook.titles == [f"mm_assets: {told}"]
+            assert hook.titles == [f"mm_assets: {told}"], hook.told
             assert set(NAMED.findall(hook.received[0]["message"])) == day.bad
             _more_arrive(day, second)
             _bad_ones_are_tried_again(day, backfill)
@@ -235,14 +235,14 @@ def test_each_trouble_of_a_day_is_told_once_and_is_over_once(
             day.wait_for(lambda: day.refreshes() >= TICKS, f"{TICKS} runs of refresh", 60 * TICKS + SECONDS)
             for tar in bad:
                 _one_is_mended(day, tar)
-            assert hook.titles == [f"mm_assets: {told}", f"mm_assets: all clear: {told}"]
+            assert hook.titles == [f"mm_assets: {told}", f"mm_assets: all clear: {told}"], hook.told
             _all_is_well(day)
             _assert_nobody_was_disturbed(day)
             by_sensor = {
                 key for each in day.started_by("sensor automation") for key in day.keys_of(each.backfill_id)
             }
             assert by_sensor == {tar.stem for tar in (*second, *third)}, "it tries no bad shard"
-            assert len(hook.received) == 2, hook.titles
+            assert len(hook.received) == 2, hook.told
             print(
                 f"{len(hook.received)} messages, {ended_ticks(instance, begun)} ticks of alerts, "
                 f"{day.refreshes()} of refresh with {len(day.started_by('schedule refresh'))} backfills, "

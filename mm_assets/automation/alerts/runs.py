@@ -276,34 +276,41 @@ def open_attempts(view: View) -> Attempts:
     """Return the attempts on shards that have not landed; what is cancelled is none, and mends none.
 
     Of several attempts on a shard one that goes on counts, else the last: what a run has planned that waits,
-    or works, is older than what another one has found meanwhile.
+    or works, is older than what another one has found meanwhile. A shard that is being made again in an asset
+    is so in all that are made from it, too: a run may not have planned it there yet.
     """
-    unfinished = [run.run_id for run in dagster_internals.unfinished_runs(view.instance)]
+    unfinished = dagster_internals.unfinished_runs(view.instance)
+    view.add(unfinished)
+    going_on = {run.run_id for run in unfinished}
     found = {}
     cancelled: set[str] = set()
-    for asset in sorted(view.repository.asset_graph.materializable_asset_keys):
-        if view.is_sharded(asset):
+    # Inputs first: what has landed in an asset when it is read, is planned in those that are read after it.
+    for asset in view.repository.asset_graph.toposorted_asset_keys:
+        if view.is_sharded(asset) and asset in view.repository.asset_graph.materializable_asset_keys:
             last = dagster_internals.attempts_without_result(view.instance, asset, but=cancelled)
             while new := _cancelled(view, last.values()):
                 cancelled |= new
                 last = dagster_internals.attempts_without_result(view.instance, asset, but=cancelled)
-            going_on = (
-                dagster_internals.attempts_without_result(view.instance, asset, last, unfinished)
-                if last and unfinished
-                else {}
-            )
-            found[asset] = last | going_on
+            if last and going_on:
+                last |= dagster_internals.attempts_without_result(view.instance, asset, last, going_on)
+            found[asset] = last
     runs = view.runs(run_id for attempts in found.values() for run_id in attempts.values())
-    over = {run_id for run_id, run in runs.items() if view.has_ended(run)}
     open_ = {run_id for run_id, run in runs.items() if not view.has_ended(run)}
-    failed = {
-        asset: {key: run for key, run in attempts.items() if run in over and key in view.shards}
-        for asset, attempts in found.items()
-    }
-    in_progress = {
-        asset.to_user_string(): frozenset(key for key, run in attempts.items() if run in open_)
-        for asset, attempts in found.items()
-    }
+    failed: dict[dg.AssetKey, dict[str, str]] = {}
+    in_progress: dict[str, frozenset[str]] = {}
+    for asset, attempts in sorted(found.items()):
+        being_made = {
+            key
+            for each in (asset, *view.ancestors(asset))
+            for key, run in found.get(each, {}).items()
+            if run in open_
+        }
+        in_progress[asset.to_user_string()] = frozenset(being_made.intersection(attempts))
+        failed[asset] = {
+            key: run
+            for key, run in attempts.items()
+            if run in runs and key in view.shards and key not in being_made
+        }
     is_waiting = any(runs[run_id].is_finished for run_id in open_)
     return Attempts({asset: found for asset, found in failed.items() if found}, in_progress, is_waiting)
 

@@ -57,8 +57,11 @@ class Alerts:
         def check() -> dg.AssetCheckResult:
             return dg.AssetCheckResult(passed=True)
 
-        graph = toy.definitions("raw", "out")
-        return dg.Definitions.merge(graph, dg.Definitions(asset_checks=[check])).get_repository_def()
+        return self.with_more(dg.Definitions(asset_checks=[check]))
+
+    def with_more(self, more: dg.Definitions) -> dg.RepositoryDefinition:
+        """The toy with more definitions."""
+        return dg.Definitions.merge(toy.definitions("raw", "out"), more).get_repository_def()
 
     def titles(self, *targets: str, **settings: Any) -> list[str]:
         """The titles of the messages of one tick, without the sender and the ids of runs."""

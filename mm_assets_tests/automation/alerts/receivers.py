@@ -48,6 +48,11 @@ class Webhook:
     def titles(self) -> list[str]:
         return [message["title"] for message in self.received]
 
+    @property
+    def told(self) -> str:
+        """All messages in full, for a test that fails: pytest shortens whatever is no text."""
+        return "\n\n".join("{type}: {title}\n{message}".format_map(message) for message in self.received)
+
 
 @contextmanager
 def webhook(port: int = 0) -> Iterator[Webhook]:

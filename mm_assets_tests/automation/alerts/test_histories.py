@@ -1,5 +1,5 @@
-"""Histories of attempts on shards, random ones and one with cancelled retries: each that is broken is told
-once, and clear once it has landed.
+"""Histories of attempts on shards: random ones, one with cancelled retries, and ones that go on while a tick
+looks. Each shard that is broken is told once, and clear once it has landed.
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import dagster as dg
 import pytest
 
 from mm_assets.automation.alerts.tick import State
+from mm_assets.graph import dagster_internals
+from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets_tests.automation.alerts.conftest import Alerts
 from mm_assets_tests.automation.alerts.event_writer import Writer
 
@@ -146,3 +150,110 @@ def test_a_retry_that_somebody_cancels_mends_nothing(alerts: Alerts) -> None:
     writer.materialized(last, "curated", key)
     writer.end_run(last, True)
     assert alerts.titles() == ["all clear: 1 shard of curated did not land in run"]
+
+
+@dg.asset(partitions_def=SHARDS, deps=["curated"])
+def archive() -> None:
+    """Made from `curated`, and named before it: so is `arrow_cache` of `curated_parquet`."""
+
+
+CHAIN = ("curated", "archive", "scores", "filtered")
+
+
+def chain_fails(alerts: Alerts, keys: Sequence[str]) -> str:
+    """Have shards fail in `curated`, and so in all that is made from it; the title of the message."""
+    alerts.repository = alerts.with_more(dg.Definitions([archive]))
+    writer = alerts.writer()
+    run = writer.begin_run(CHAIN)
+    for asset in CHAIN:
+        writer.all_planned(run, asset, keys)
+    for asset in CHAIN:
+        for key in keys:
+            writer.failed(run, asset, key, "a bad one" if asset == "curated" else "no curated")
+    writer.fail_step(run, "curated_landed")
+    writer.end_run(run, False)
+    (title,) = alerts.titles()
+    return title
+
+
+def test_a_run_that_begins_while_a_tick_looks_is_no_news(
+    alerts: Alerts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever assets the tick has read before: also if the run has made the first one when it goes on."""
+    keys = iter(alerts.shards(40))
+    shards = list(zip(keys, keys, strict=True))
+    chain_fails(alerts, [key for both in shards for key in both])
+    read = dagster_internals.attempts_without_result
+
+    def begin(planned: str, landed: str) -> None:
+        writer = alerts.writer()
+        run = writer.begin_run(CHAIN)
+        for asset in CHAIN:
+            writer.all_planned(run, asset, [planned, landed])
+        writer.materialized(run, "curated", landed)
+
+    for moment, both in enumerate(shards):
+        reads = 0
+
+        def late_read(*args: Any, moment: int = moment, both: Any = both, **kwargs: Any) -> Any:
+            nonlocal reads
+            if reads == moment:
+                begin(*both)
+            reads += 1
+            return read(*args, **kwargs)
+
+        other = alerts.writer()
+        other.end_run(other.begin_run(), True)  # else the tick finds nothing new, and reads little
+        monkeypatch.setattr(dagster_internals, "attempts_without_result", late_read)
+        assert alerts.titles() == [], f"a run began before read {moment}"
+        if reads <= moment:
+            break
+    assert len(CHAIN) < moment < len(shards) - 1, "a run has begun before each read"
+
+
+@pytest.mark.parametrize("order", [CHAIN, CHAIN[::-1]])
+def test_a_run_that_has_not_planned_all_assets_yet_is_no_news(alerts: Alerts, order: Sequence[str]) -> None:
+    """Events of a run with many shards are written in several transactions."""
+    (key,) = alerts.shards(1)
+    title = chain_fails(alerts, [key])
+    writer = alerts.writer()
+    run = writer.begin_run(CHAIN)
+    for asset in order:
+        writer.planned(run, asset, key)
+        assert alerts.titles() == []
+    writer.materialized(run, CHAIN[0], key)
+    assert alerts.titles() == [f"all clear: {title}"]
+    for asset in CHAIN[1:]:
+        writer.materialized(run, asset, key)
+        assert alerts.titles() == []
+    writer.end_run(run, True)
+    assert alerts.titles() == []
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_failed_is_told_once_its_input_is_not_being_made_again(alerts: Alerts, is_told: bool) -> None:
+    (key,) = alerts.shards(1)
+    title = "1 shard of filtered did not land in run"
+    curates, filters = alerts.writer(), alerts.writer()
+    begun = curates.begin_run(["curated"])
+    curates.planned(begun, "curated", key)
+    if is_told:
+        curates.materialized(begun, "curated", key)
+    failing = filters.begin_run(["filtered"])
+    filters.planned(failing, "filtered", key)
+    filters.fail_step(failing, "filtered_landed")
+    filters.end_run(failing, False)
+    assert alerts.titles() == ([title] if is_told else [])
+    if is_told:
+        begun = curates.begin_run(["curated"])
+        curates.planned(begun, "curated", key)
+        assert alerts.titles() == []
+    curates.materialized(begun, "curated", key)
+    assert alerts.titles() == ([] if is_told else [title])
+    curates.end_run(begun, True)
+    assert alerts.titles() == []
+    last = filters.begin_run(["filtered"])
+    filters.planned(last, "filtered", key)
+    filters.materialized(last, "filtered", key)
+    filters.end_run(last, True)
+    assert alerts.titles() == [f"all clear: {title}"]
