@@ -40,8 +40,16 @@ from mm_assets.storage.files import absolute, exists, is_remote, join, size_of
 from mm_assets.storage.listing import expand, expand_paths
 from mm_assets.storage.stamps import parallel_map
 from mm_assets.train.order import digest_of
-from mm_assets.train.shards import LocalCopies, LruCache, Numbers, OpenFile, Shard, Source
-from mm_assets.train.tars import TarSource, open_tars
+from mm_assets.train.shards import (
+    LocalCopies,
+    LruCache,
+    Numbers,
+    OpenFile,
+    Shard,
+    Source,
+    TarSource,
+    open_tars,
+)
 
 ShardUrls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
