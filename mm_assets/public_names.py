@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from mm_assets.formats.arrow_cache.features import cache_fingerprint as cache_fingerprint
     from mm_assets.formats.arrow_cache.features import decode_example as decode_example
     from mm_assets.formats.arrow_cache.features import encode_example as encode_example
-    from mm_assets.formats.arrow_cache.interleaved import (
+    from mm_assets.formats.arrow_cache.reader_writer import ArrowCache as ArrowCache
+    from mm_assets.formats.arrow_cache.reader_writer import (
         InterleavedArrowCacheReader as InterleavedArrowCacheReader,
     )
-    from mm_assets.formats.arrow_cache.interleaved import (
+    from mm_assets.formats.arrow_cache.reader_writer import (
         InterleavedArrowCacheWriter as InterleavedArrowCacheWriter,
     )
-    from mm_assets.formats.arrow_cache.read import ArrowCache as ArrowCache
-    from mm_assets.formats.arrow_cache.read import InterleavedArrowDataset as InterleavedArrowDataset
-    from mm_assets.formats.arrow_cache.read import read_shard as read_shard
+    from mm_assets.formats.arrow_cache.reader_writer import InterleavedArrowDataset as InterleavedArrowDataset
+    from mm_assets.formats.arrow_cache.reader_writer import read_shard as read_shard
     from mm_assets.formats.document_tars import Document as Document
     from mm_assets.formats.document_tars import DocumentSource as DocumentSource
     from mm_assets.formats.document_tars import documents as documents
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 MODULES = {
     "Array3D": "mm_assets.formats.arrow_cache.features",
-    "ArrowCache": "mm_assets.formats.arrow_cache.read",
+    "ArrowCache": "mm_assets.formats.arrow_cache.reader_writer",
     "ClassLabel": "mm_assets.formats.arrow_cache.features",
     "DataError": "mm_assets.model.errors",
     "Dataset": "mm_assets.dataset",
@@ -84,9 +84,9 @@ MODULES = {
     "Features": "mm_assets.formats.arrow_cache.features",
     "INTERLEAVED_SCHEMA": "mm_assets.model.schema",
     "Image": "mm_assets.formats.arrow_cache.features",
-    "InterleavedArrowCacheReader": "mm_assets.formats.arrow_cache.interleaved",
-    "InterleavedArrowCacheWriter": "mm_assets.formats.arrow_cache.interleaved",
-    "InterleavedArrowDataset": "mm_assets.formats.arrow_cache.read",
+    "InterleavedArrowCacheReader": "mm_assets.formats.arrow_cache.reader_writer",
+    "InterleavedArrowCacheWriter": "mm_assets.formats.arrow_cache.reader_writer",
+    "InterleavedArrowDataset": "mm_assets.formats.arrow_cache.reader_writer",
     "InterleavedBatch": "mm_assets.model.samples",
     "InterleavedJsonlReader": "mm_assets.formats.jsonl",
     "InterleavedJsonlWriter": "mm_assets.formats.jsonl",
@@ -128,7 +128,7 @@ MODULES = {
     "materialize": "mm_assets.formats.materialize",
     "parse_source_ref": "mm_assets.model.samples",
     "read": "mm_assets.dataset",
-    "read_shard": "mm_assets.formats.arrow_cache.read",
+    "read_shard": "mm_assets.formats.arrow_cache.reader_writer",
     "read_sharded_cache_meta": "mm_assets.formats.arrow_cache",
     "reconcile_schema": "mm_assets.model.schema",
     "resolve_schema": "mm_assets.model.schema",

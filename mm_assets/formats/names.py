@@ -241,8 +241,8 @@ FORMAT_TABLE = (
     Format(
         name="arrow_cache",
         title="Arrow cache",
-        reader="mm_assets.formats.arrow_cache.interleaved:InterleavedArrowCacheReader",
-        writer="mm_assets.formats.arrow_cache.interleaved:InterleavedArrowCacheWriter",
+        reader="mm_assets.formats.arrow_cache.reader_writer:InterleavedArrowCacheReader",
+        writer="mm_assets.formats.arrow_cache.reader_writer:InterleavedArrowCacheWriter",
         suffixes=("/_metadata.json",),
         written="/_metadata.json",
         shown="_metadata.json of a cache",

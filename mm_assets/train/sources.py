@@ -205,7 +205,7 @@ class ArrowCacheSource(Source):
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
-        from mm_assets.formats.arrow_cache.read import InterleavedArrowDataset
+        from mm_assets.formats.arrow_cache.reader_writer import InterleavedArrowDataset
 
         self._places, partitions = [], []
         for dataset in map(InterleavedArrowDataset, folders):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.formats.arrow_cache.interleaved import ArrowCacheSink
+from mm_assets.formats.arrow_cache.reader_writer import ArrowCacheSink
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch
 from mm_assets.model.errors import NOT_UTF8, ShardError

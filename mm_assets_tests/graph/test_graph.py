@@ -14,7 +14,7 @@ import webdataset as wds
 
 from mm_assets.demo import make_shards
 from mm_assets.filters.registry import AspectRatioFilter
-from mm_assets.formats.arrow_cache.interleaved import InterleavedArrowCacheReader
+from mm_assets.formats.arrow_cache.reader_writer import InterleavedArrowCacheReader
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.interleaved import (
     InterleavedBatch,

@@ -14,7 +14,7 @@ import pytest
 
 from mm_assets.accounting.canonical import derive
 from mm_assets.formats import ArrowCache, read_shard, read_sharded_cache_meta
-from mm_assets.formats.arrow_cache import CacheShard, interleaved, meta_of, metadata_text
+from mm_assets.formats.arrow_cache import CacheShard, meta_of, metadata_text, reader_writer
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.arrow_cache.caches import build
@@ -214,7 +214,7 @@ def test_leftovers_beside_the_caches_go_when_all_is_written(tmp_path: Path) -> N
 
 
 def test_shards_end_with_the_batch_that_fills_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleaved, "DEFAULT_SHARD_SIZE_BYTES", 20 << 20)
+    monkeypatch.setattr(reader_writer, "DEFAULT_SHARD_SIZE_BYTES", 20 << 20)
     write("arrow_cache", tmp_path, batch("abcdefgh", 5 << 20))
     assert read_sharded_cache_meta(tmp_path / "p").shard_row_counts == [18, 6]
     same(read("arrow_cache", tmp_path), batch("abcdefgh", 5 << 20).data)

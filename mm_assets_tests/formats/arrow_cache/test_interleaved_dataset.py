@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats import InterleavedArrowDataset, arrow_cache
-from mm_assets.formats.arrow_cache import interleaved
+from mm_assets.formats.arrow_cache import reader_writer
 from mm_assets.interleaved import build_source_ref
 from mm_assets.model.json_codec import json_field
 from mm_assets_tests.formats.arrow_cache.caches import build
@@ -111,9 +111,9 @@ def test_a_storage_root_a_folder_of_caches_or_one(folder: Path) -> None:
 
 
 def test_a_sample_over_several_shards_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleaved, "DEFAULT_SHARD_SIZE_BYTES", 1)
+    monkeypatch.setattr(reader_writer, "DEFAULT_SHARD_SIZE_BYTES", 1)
     monkeypatch.setattr(
-        interleaved,
+        reader_writer,
         "cut_by_bytes",
         lambda tables, _: (t.slice(i, 1) for t in tables for i in range(t.num_rows)),
     )
