@@ -23,7 +23,7 @@ from PIL import Image, ImageEnhance
 from benchmarks.measuring import Measurement, Work, measure
 from benchmarks.photographs import Photographs
 from benchmarks.results import Results
-from mm_assets.duplicates.pairs import Pairs, near_hashes, near_signatures
+from mm_assets.duplicates import Pairs, near_hashes, near_signatures
 from mm_assets.filters.minhash import SIGNATURE, signature, words_of
 from mm_assets.pool import WORKER_ENVIRONMENT
 
@@ -214,7 +214,7 @@ def prepare_documents(count: int) -> Work:
 
 def prepare_digests(count: int) -> Work:
     """Find equal digests, of which a tenth are there twice."""
-    from mm_assets.duplicates.pairs import firsts_of_equal
+    from mm_assets.duplicates import firsts_of_equal
 
     keys = np.random.default_rng(_SEED).integers(0, 1 << 63, (count, 4), np.uint64)
     keys[: count // 10] = keys[-(count // 10) :]

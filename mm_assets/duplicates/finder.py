@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from mm_assets.accounting import CURATED, DERIVED_FOLDERS, statistics_folder
 from mm_assets.accounting.accounts import Ledger
+from mm_assets.duplicates import Clusters
 from mm_assets.duplicates.items import Documents, Images, OrderedItems
-from mm_assets.duplicates.pairs import Clusters
 from mm_assets.filters import FLAG, KEYS, Filter
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.duplicates import (

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from mm_assets.duplicates.pairs import (
+from mm_assets.duplicates import (
     Clusters,
     Pairs,
     Words,

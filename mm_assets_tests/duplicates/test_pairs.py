@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.duplicates import pairs
-from mm_assets.duplicates.pairs import (
+from mm_assets import duplicates
+from mm_assets.duplicates import (
     LEADERS,
     Clusters,
     Integers,
@@ -52,7 +52,7 @@ def all_with_all(hashes: Words, most: int) -> dict[tuple[int, int], float]:
 @pytest.mark.parametrize("many", [0, 10**6], ids=["as many", "as few"])
 @pytest.mark.parametrize("most", [0, 15, 16, 31, 40, 47])
 def test_all_near_hashes_are_found(most: int, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_MANY", many)
+    monkeypatch.setattr(duplicates, "_MANY", many)
     hashes = hashes_with_copies(3000)
     expected = all_with_all(hashes, most)
     assert as_dict(near_hashes(hashes, most)) == expected
@@ -77,8 +77,8 @@ def test_nearly_all_hashes_of_the_greatest_distance_are_found() -> None:
 
 
 def test_a_crowd_is_compared_with_the_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "CROWDED", 40)
-    monkeypatch.setattr(pairs, "LEADERS", 16)
+    monkeypatch.setattr(duplicates, "CROWDED", 40)
+    monkeypatch.setattr(duplicates, "LEADERS", 16)
     draw = np.random.default_rng(0)
     hashes = np.zeros((100, 16), np.uint16)  # all share 15 parts
     hashes[:, 3] = draw.permutation(1 << 16)[:100]
@@ -122,8 +122,8 @@ def test_signatures_of_some_rows_by_their_places(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_crowd_of_signatures_is_compared_with_the_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "CROWDED", 40)
-    monkeypatch.setattr(pairs, "LEADERS", 8)
+    monkeypatch.setattr(duplicates, "CROWDED", 40)
+    monkeypatch.setattr(duplicates, "LEADERS", 8)
     signatures = np.zeros((100, 112), np.uint16)
     signatures[:, 0] = range(100)
     found = near_signatures(signatures, np.arange(100), 0.8)
