@@ -28,10 +28,10 @@ from mm_assets.terminal import fail
 
 if TYPE_CHECKING:
     from mm_assets.pool.workers import JobPool
+    from mm_assets.training_set import Source
     from mm_assets.training_set.build import MadeSet
     from mm_assets.training_set.plan import Recipe
     from mm_assets.training_set.proof import Proof
-    from mm_assets.training_set.sources import Source
 
 _KINDS = ("webdataset", "mds", "parquet", "arrow_cache")
 
@@ -101,9 +101,9 @@ def run_reshard(options: argparse.Namespace) -> int:
     from mm_assets.formats.raw_shards import location_of
     from mm_assets.storage.files import absolute, no_empty_folders
     from mm_assets.storage.temporary import TemporaryFolder
+    from mm_assets.training_set import refuse_shared_files, short_names
     from mm_assets.training_set.build import TrainingSet
     from mm_assets.training_set.proof import make_proven
-    from mm_assets.training_set.sources import refuse_shared_files, short_names
 
     started = time.monotonic()
     places = [location_of(place) for place in options.sources]
@@ -154,8 +154,8 @@ def run_reshard(options: argparse.Namespace) -> int:
 
 
 def _recipe(options: argparse.Namespace, names_of: Mapping[str, str]) -> Recipe:
+    from mm_assets.training_set import Fields
     from mm_assets.training_set.plan import DEFAULT_SHARD_BYTES, Recipe
-    from mm_assets.training_set.sources import Fields
 
     return Recipe(
         splits=dict(options.split),
@@ -213,7 +213,7 @@ def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> 
     from mm_assets.dataset import Dataset, arguments_of
     from mm_assets.formats.registry import detect_format, reader_for
     from mm_assets.storage.errors import located
-    from mm_assets.training_set.sources import our_tars
+    from mm_assets.training_set import our_tars
 
     with located(place):
         kind = detect_format(place)

@@ -19,10 +19,10 @@ from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
 from mm_assets.storage.files import join, publish_bytes, remove
 from mm_assets.storage.small_files import seal
+from mm_assets.training_set import Fields, our_tars, version_of
 from mm_assets.training_set.build import MadeSet, TrainingSet
 from mm_assets.training_set.plan import Recipe, totals
 from mm_assets.training_set.proof import Proof, as_written, make_proven
-from mm_assets.training_set.sources import Fields, our_tars, version_of
 
 UNION = "union"
 RESHARD = "reshard"  # its job, which cannot have the name of the asset

@@ -55,6 +55,7 @@ from mm_assets.storage.files import (
 )
 from mm_assets.storage.stamps import files_in, parallel_map, sole_writer
 from mm_assets.terminal import Progress
+from mm_assets.training_set import Range, Scan, Source, SourceTar, changed_tars, copy_ranges, scan_tar
 from mm_assets.training_set.plan import (
     Recipe,
     in_slices,
@@ -64,7 +65,6 @@ from mm_assets.training_set.plan import (
     shard_name,
     split_of,
 )
-from mm_assets.training_set.sources import Range, Scan, Source, SourceTar, changed_tars, copy_ranges, scan_tar
 
 _TARS = "webdataset"
 _REVISION = "1"  # of the bytes that are made by a plan

@@ -28,7 +28,7 @@ from mm_assets.formats.names import PLAN_FILE, SPLIT_NAME, format_of
 from mm_assets.formats.tar import END_BLOCKS
 from mm_assets.formats.webdataset.client_files import SetNotes, split_paths
 from mm_assets.model.errors import DUPLICATE_ID, DataError, counted, nearest
-from mm_assets.training_set.sources import Fields, Source
+from mm_assets.training_set import Fields, Source
 
 PLAN_SCHEMA = pa.schema(
     [
@@ -119,7 +119,7 @@ def make_plan(
     """Return the plan.
 
     Args:
-        scanned: the samples of each tar, by its URI (`mm_assets.training_set.sources.scan_tar`).
+        scanned: the samples of each tar, by its URI (`mm_assets.training_set.scan_tar`).
         file_of: returns the file of a shard, from its split and number.
 
     Raises:

@@ -24,9 +24,9 @@ from mm_assets.pool.workers import MapsJobs, WorkerFailure
 from mm_assets.storage.files import StorageOptions, join, read_bytes, remove
 from mm_assets.storage.small_files import unseal
 from mm_assets.storage.stamps import files_in, parallel_map
+from mm_assets.training_set import Source, present_version
 from mm_assets.training_set.build import MadeSet, TrainingSet, content_of
 from mm_assets.training_set.plan import Recipe
-from mm_assets.training_set.sources import Source, present_version
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from PIL import Image
 
 from mm_assets.formats.webdataset.client_files import TarPartitionStats
 from mm_assets.pool.worker_process import WorkerFailure, failure_of
+from mm_assets.training_set import SCANNED, Source, SourceTar, our_tars
 from mm_assets.training_set.build import TrainingSet
-from mm_assets.training_set.sources import SCANNED, Source, SourceTar, our_tars
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
 EXTRAS = (pa.field("url", pa.string()), pa.field("tokens", pa.int64()), pa.field("quality", pa.float64()))

@@ -24,11 +24,10 @@ from mm_assets.model.errors import DataError
 from mm_assets.pool.worker_process import WorkerFailure
 from mm_assets.storage import stamps
 from mm_assets.storage.temporary import temporary_name
-from mm_assets.training_set import build
+from mm_assets.training_set import Fields, build
 from mm_assets.training_set.build import SetExists, TrainingSet
 from mm_assets.training_set.plan import Recipe
 from mm_assets.training_set.proof import as_written, forget_damaged, make_proven, problem_of, prove, stamps_of
-from mm_assets.training_set.sources import Fields
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.training_set.sets import Here, make_source, source, training_set, tree
 

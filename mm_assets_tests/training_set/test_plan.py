@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.model.errors import DataError
+from mm_assets.training_set import Fields, short_names
 from mm_assets.training_set.plan import LEFT_OUT, PLAN_SCHEMA, Recipe, make_plan, totals
-from mm_assets.training_set.sources import Fields, short_names
 from mm_assets_tests.training_set.sets import made_up
 
 SPLITS = {"train": 0.75, "validation": 0.25}
