@@ -22,7 +22,7 @@ import pyarrow as pa
 from mm_assets.formats.parquet import publish_table, read_small_table
 from mm_assets.model.errors import DataError
 from mm_assets.model.samples import Document
-from mm_assets.train.dataset import EpochDataset
+from mm_assets.train.loader import EpochDataset
 from mm_assets.train.order import Positions, digest_of, permutation
 
 Tokenize = Callable[[Document], tuple[Sequence[int], Sequence[int]]]

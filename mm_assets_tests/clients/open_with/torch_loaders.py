@@ -94,7 +94,7 @@ def handed_over(folder: str) -> dict[str, list[str]]:
         "new workers": epochs(2, persistent_workers=False),
         "spawned": epochs(1, multiprocessing_context="spawn"),
     }
-    with mock.patch("mm_assets.train.dataset._PART", 1 << 14):  # most batches are larger
+    with mock.patch("mm_assets.train.loader._PART", 1 << 14):  # most batches are larger
         found["too large"] = epochs(2)
     with mock.patch("os.memfd_create", side_effect=OSError):
         found["no memory"] = epochs(2)
