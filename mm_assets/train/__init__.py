@@ -4,8 +4,7 @@
 `Mixture` draws from several by weights; `PackedDataset` fills sequences of tokens. See docs/training.md.
 """
 
-from mm_assets.train.dataset import InterleavedDataset, Mixture
+from mm_assets.train.dataset import InterleavedDataset, Mixture, PackedDataset, count_tokens, pack
 from mm_assets.train.loader import Loader
-from mm_assets.train.packing import PackedDataset, count_tokens, pack
 
 __all__ = ["InterleavedDataset", "Loader", "Mixture", "PackedDataset", "count_tokens", "pack"]
