@@ -20,13 +20,13 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.data_version import DATA_VERSION_TAG, get_input_data_version_tag
 
-from mm_assets.duplicates.finder import found_with
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import NO_COPIES, VerdictIndex, duplicate_filters
 from mm_assets.filters.scores import ImageScores, SampleScores
 from mm_assets.graph import digest
 from mm_assets.graph.assets import DUPLICATES, FILTERED_PARQUET
 from mm_assets.graph.dagster_internals import UNFINISHED, read_events
+from mm_assets.view.whole_set import found_with
 
 SCORED: Final = ("curated_parquet", ImageScores.asset, SampleScores.asset)
 """What has to be there of all shards before any is filtered by what is known of the whole set."""

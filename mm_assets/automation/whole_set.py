@@ -12,14 +12,13 @@ import dagster as dg
 from mm_assets.accounting import statistics_folder
 from mm_assets.automation.backfills import launch_backfill
 from mm_assets.automation.pending_verdicts import JOB
-from mm_assets.duplicates.finder import FoundDuplicates, find_duplicates
 from mm_assets.filters.duplicates import VerdictIndex
 from mm_assets.graph.assets import DUPLICATES, FILTERED_PARQUET
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.resources import FilterThresholds, MaintainedStorage
 from mm_assets.model.errors import counted
-from mm_assets.view.statistics import compute_statistics
+from mm_assets.view.whole_set import FoundDuplicates, compute_statistics, find_duplicates
 
 
 @dg.op(
