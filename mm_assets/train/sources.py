@@ -192,7 +192,7 @@ class LanceSource(TableSource):
         return found
 
     def _dataset(self, _: int) -> Any:
-        from mm_assets.formats.lance.snapshot import opened
+        from mm_assets.formats.lance import opened
 
         return opened(self._uri, version=self._version, storage_options=self._options or None)
 

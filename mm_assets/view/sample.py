@@ -289,9 +289,9 @@ def lance_rows(uri: str, sample_id: str) -> Iterator[pa.Table]:
     Raises:
         ShardError: the table is damaged.
     """
-    from mm_assets.formats.lance import from_storage, with_original_names
+    from mm_assets.formats.lance import from_storage, naming_table, opened, with_original_names
     from mm_assets.formats.lance.reader_writer import lance_options
-    from mm_assets.formats.lance.snapshot import ids_predicate, naming_table, opened
+    from mm_assets.formats.lance.snapshot import ids_predicate
 
     with naming_table(uri):
         dataset = opened(uri, storage_options=lance_options(uri, None))

@@ -6,6 +6,7 @@ Here is where a table lies, and what its columns are stored as.
 * `until_answered` repeats what Lance gave up because a store did not answer one of its requests. Lance
   repeats most requests itself. It does not repeat listings that broke off, nor puts that may have been
   carried out: the commit of a version is one. Who calls Lance can tell whether it was, and begins anew.
+* `opened`: a version of a table. Errors for unreadable data name the table (`naming_table`).
 * Storage types and names are chosen so that every column reads back equal. Lance 14 re-encodes ``json_`` as
   JSONB (numbers and key order change), turns view types into ``string``/``binary``, and reads dictionaries
   back with other dictionaries. Such columns are stored as a plain type, and the original type is kept in the
@@ -18,11 +19,13 @@ from __future__ import annotations
 import base64
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -30,9 +33,12 @@ from mm_assets.model import json_codec
 from mm_assets.model.errors import MmAssetsError
 from mm_assets.model.nested_types import inner_types, is_text, plain_type, with_children
 from mm_assets.storage import canonical_url, fsspec_arguments
-from mm_assets.storage.errors import attempts, pause
+from mm_assets.storage.errors import StoreError, attempts, cause_line, error_line, is_of_store, located, pause
 from mm_assets.storage.files import filesystem, local_bytes, replace_file, sweep
 from mm_assets.storage.temporary import is_temporary
+
+if TYPE_CHECKING:
+    import lance
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -47,6 +53,11 @@ _S3_CLIENT = {
     "endpoint": "endpoint_url",
     "endpoint_url": "endpoint_url",
 }
+
+_STDERR = 2
+_PANIC = re.compile(rb"\n?^thread '[^\n]* panicked at .*", re.MULTILINE | re.DOTALL)
+_stderr_is_led_away = threading.Lock()
+RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
 
 
 def storage_options_from_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -418,3 +429,68 @@ def with_original_names(schema: pa.Schema) -> pa.Schema:
     return pa.schema(
         [field.with_name(original_name(field.name)) for field in schema], metadata=schema.metadata
     )
+
+
+@contextmanager
+def naming_table(uri: str) -> Iterator[None]:
+    """Turn Lance's errors for damaged files into ``OSError``, in one line that names the table.
+
+    This includes Lance's panics, which are no ``Exception``. What a store refused is a ``StoreError``: the
+    files may be as they were written.
+    """
+    try:
+        with located(uri):
+            yield
+    except FileNotFoundError:
+        raise
+    except BaseException as error:
+        if is_of_store(error):
+            raise StoreError(error_line(error)) from error
+        if not isinstance(error, RAISED) and type(error).__name__ != "PanicException":
+            raise
+        raise OSError(f"{uri}: unreadable Lance data: {cause_line(error, uri)}") from error
+
+
+def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
+    """Open a version of a table.
+
+    Raises:
+        OSError: for a damaged manifest.
+    """
+
+    import lance
+
+    def attempt() -> lance.LanceDataset:
+        with _without_panic_text():
+            dataset = lance.dataset(uri, **arguments)
+            _ = dataset.schema  # decoded on first use
+            return dataset
+
+    with naming_table(uri):
+        return until_answered(attempt)
+
+
+@contextmanager
+def _without_panic_text() -> Iterator[None]:
+    """Keep from stderr what Rust itself prints there of a panic, which the error says as well.
+
+    What else is printed meanwhile, 64 KiB at most, comes after the block.
+    """
+    with _stderr_is_led_away, ExitStack() as stack:
+        try:
+            stderr = os.dup(_STDERR)
+        except OSError:  # there is none
+            yield
+            return
+        stack.callback(os.close, stderr)
+        read_end, write_end = os.pipe()
+        for end in (read_end, write_end):
+            stack.callback(os.close, end)
+            os.set_blocking(end, False)
+        os.dup2(write_end, _STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, _STDERR)
+            with suppress(OSError):  # nothing was printed, or stderr takes nothing
+                os.write(stderr, _PANIC.sub(b"", os.read(read_end, 1 << 16)))

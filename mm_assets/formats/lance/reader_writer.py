@@ -15,6 +15,8 @@ from mm_assets.formats.batching import SampleSpans, cut_by_bytes, grouped
 from mm_assets.formats.lance import (
     from_storage,
     from_storage_schema,
+    naming_table,
+    opened,
     storage_options_from_env,
     to_storage_schema,
     until_answered,
@@ -22,10 +24,9 @@ from mm_assets.formats.lance import (
     with_stored_names,
 )
 from mm_assets.formats.lance.commit import OrphanRows
-from mm_assets.formats.lance.evolution import plan_schema
-from mm_assets.formats.lance.fragments import FragmentSet, removal, write_fragments
+from mm_assets.formats.lance.fragments import FragmentSet, plan_schema, removal, write_fragments
 from mm_assets.formats.lance.records import LancePartitionStats
-from mm_assets.formats.lance.snapshot import naming_table, opened, unreadable_text
+from mm_assets.formats.lance.snapshot import unreadable_text
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names

@@ -3,20 +3,16 @@
 * `retry_on_conflict`: work on a version is repeated when another committer came first.
 * `Ownership`: which partition each row belongs to. `removal_operation` is the Lance operation that removes
   rows.
-* Unreadable data is found, and errors for it name the table: `unreadable_fragments`, `naming_table`.
+* `unreadable_fragments`: data that cannot be read.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,10 +22,10 @@ import pyarrow.compute as pc
 import xxhash
 from lance.commit import CommitConflictError
 
-from mm_assets.formats.lance import until_answered, with_original_names
+from mm_assets.formats.lance import RAISED, naming_table, until_answered, with_original_names
 from mm_assets.formats.lance.records import LancePartitionStats, PartitionRecord
 from mm_assets.model.errors import MmAssetsError
-from mm_assets.storage.errors import StoreError, cause_line, error_line, is_of_store, located
+from mm_assets.storage.errors import StoreError
 
 Result = TypeVar("Result")
 
@@ -379,74 +375,7 @@ def removal_operation(
     )
 
 
-_STDERR = 2
-_PANIC = re.compile(rb"\n?^thread '[^\n]* panicked at .*", re.MULTILINE | re.DOTALL)
-_stderr_is_led_away = threading.Lock()
 _ROWS_AT_ONCE = 4096
-_RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
-
-
-@contextmanager
-def naming_table(uri: str) -> Iterator[None]:
-    """Turn Lance's errors for damaged files into ``OSError``, in one line that names the table.
-
-    This includes Lance's panics, which are no ``Exception``. What a store refused is a ``StoreError``: the
-    files may be as they were written.
-    """
-    try:
-        with located(uri):
-            yield
-    except FileNotFoundError:
-        raise
-    except BaseException as error:
-        if is_of_store(error):
-            raise StoreError(error_line(error)) from error
-        if not isinstance(error, _RAISED) and type(error).__name__ != "PanicException":
-            raise
-        raise OSError(f"{uri}: unreadable Lance data: {cause_line(error, uri)}") from error
-
-
-def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
-    """Open a version of a table.
-
-    Raises:
-        OSError: for a damaged manifest.
-    """
-
-    def attempt() -> lance.LanceDataset:
-        with _without_panic_text():
-            dataset = lance.dataset(uri, **arguments)
-            _ = dataset.schema  # decoded on first use
-            return dataset
-
-    with naming_table(uri):
-        return until_answered(attempt)
-
-
-@contextmanager
-def _without_panic_text() -> Iterator[None]:
-    """Keep from stderr what Rust itself prints there of a panic, which the error says as well.
-
-    What else is printed meanwhile, 64 KiB at most, comes after the block.
-    """
-    with _stderr_is_led_away, ExitStack() as stack:
-        try:
-            stderr = os.dup(_STDERR)
-        except OSError:  # there is none
-            yield
-            return
-        stack.callback(os.close, stderr)
-        read_end, write_end = os.pipe()
-        for end in (read_end, write_end):
-            stack.callback(os.close, end)
-            os.set_blocking(end, False)
-        os.dup2(write_end, _STDERR)
-        try:
-            yield
-        finally:
-            os.dup2(stderr, _STDERR)
-            with suppress(OSError):  # nothing was printed, or stderr takes nothing
-                os.write(stderr, _PANIC.sub(b"", os.read(read_end, 1 << 16)))
 
 
 def is_readable(uri: str, read: Callable[[], object]) -> bool:
@@ -494,7 +423,7 @@ def unreadable_text(fragments: Sequence[Any], error: Exception) -> str | None:
 def _refuses(fragment: Any, rows: Sequence[int], column: str) -> bool:
     try:
         fragment.take(rows, columns=[column])
-    except _RAISED as error:
+    except RAISED as error:
         return "utf-8" in str(error)
     return False
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import lance
 import pyarrow as pa
 
-from mm_assets.formats.lance import Location, each, evolution, from_storage_schema
+from mm_assets.formats.lance import Location, each, from_storage_schema, naming_table, opened
 from mm_assets.formats.lance.commit import (
     OrphanRows,
     Replacement,
@@ -34,14 +34,12 @@ from mm_assets.formats.lance.commit import (
     rebuild,
     rows_by_fragment,
 )
-from mm_assets.formats.lance.fragments import FragmentSet
+from mm_assets.formats.lance.fragments import FragmentSet, adopt, differs, evolve, target_schema
 from mm_assets.formats.lance.records import LancePartitionStats, PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.snapshot import (
     SETS,
     Snapshot,
     StaleSnapshot,
-    naming_table,
-    opened,
     removal_operation,
     retry_on_conflict,
     unreadable_fragments,
@@ -241,18 +239,18 @@ class LanceTable:
             return int(dataset.version)
         self._check_files(replacement.pending)
         self._resolve_rows(replacement)
-        target = evolution.target_schema(dataset.schema, replacement.pending)
+        target = target_schema(dataset.schema, replacement.pending)
         # Intents come before anything that could crash: the next committer then knows whatever was committed.
         self._records.put(
             PartitionRecord.intent(fragments, int(dataset.version), attempt)
             for fragments in replacement.pending
         )
-        if evolution.differs(dataset.schema, target):
-            dataset = evolution.evolve(dataset, target)
+        if differs(dataset.schema, target):
+            dataset = evolve(dataset, target)
             replacement = Replacement(Snapshot(dataset), records, sets, afresh)
             self._resolve_rows(replacement)
         new = [
-            evolution.adopt(text, fragments.arrow_schema(), dataset)
+            adopt(text, fragments.arrow_schema(), dataset)
             for fragments in replacement.pending
             for text in fragments.fragments
         ]
@@ -294,7 +292,7 @@ class LanceTable:
 
     def _create(self, sets: Sequence[FragmentSet]) -> None:
         if not self.exists():
-            operation = lance.LanceOperation.Overwrite(evolution.target_schema(None, sets), [])
+            operation = lance.LanceOperation.Overwrite(target_schema(None, sets), [])
             try:
                 # No write_dataset: of two that create at once, one erases the other's rows without an error.
                 # With no retries the loser fails (in two wordings), and opens the winner's table.

@@ -172,11 +172,10 @@ def die() -> None:
 
 
 def commit_and_die(uri: str, sets: list[FragmentSet], phase: str) -> None:
-    from mm_assets.formats.lance import evolution
     from mm_assets.formats.lance import table as module
 
     puts = 0
-    put, evolve, apply = PartitionRecords.put, evolution.evolve, LanceTable._apply
+    put, evolve, apply = PartitionRecords.put, module.evolve, LanceTable._apply
 
     def dying_put(self: PartitionRecords, records: Any) -> None:
         nonlocal puts
@@ -203,7 +202,7 @@ def commit_and_die(uri: str, sets: list[FragmentSet], phase: str) -> None:
         die()
 
     PartitionRecords.put = dying_put  # type: ignore[method-assign]
-    module.evolution.evolve = dying_evolve
+    module.evolve = dying_evolve
     LanceTable._apply = dying_apply  # type: ignore[method-assign]
     PartitionRecords.delete = dying_delete  # type: ignore[method-assign]
     LanceTable(uri).commit(sets)

@@ -13,7 +13,7 @@ import pytest
 
 from mm_assets.accounting.canonical import derive
 from mm_assets.cli import main
-from mm_assets.formats.lance.snapshot import opened
+from mm_assets.formats.lance import opened
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import InterleavedBatch

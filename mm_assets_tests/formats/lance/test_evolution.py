@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.lance import from_storage
-from mm_assets.formats.lance.evolution import SchemaNotPlanned, plan_schema
+from mm_assets.formats.lance.fragments import SchemaNotPlanned, plan_schema
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.model.json_codec import json_field
 from mm_assets.model.schema import INTERLEAVED_SCHEMA, RESERVED_COLUMNS, SchemaMismatch, align_table

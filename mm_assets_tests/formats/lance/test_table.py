@@ -56,7 +56,7 @@ def test_columns_equal_parquets_and_bytes_come_back(table: LanceTable) -> None:
 def test_a_missing_table_is_asked_for_quietly(tmp_path: Path) -> None:
     code = (
         "import sys; from mm_assets_tests.formats.lance.tables import *; from "
-        "mm_assets.formats.lance.evolution import plan_schema\n"
+        "mm_assets.formats.lance.fragments import plan_schema\n"
         "t = LanceTable(sys.argv[1]); assert not t.exists(); assert t.partitions() == {}\n"
         "plan_schema(t.uri, [INTERLEAVED_SCHEMA]); t.commit([write(t.uri, 'a')]); "
         "print(t.dataset().count_rows())"
