@@ -33,8 +33,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from mm_assets.formats.pdf import Limits, UnreadablePdf
-from mm_assets.formats.pdf.layout import Frame, Item, Picture, Piece, blocks_of
+from mm_assets.formats.pdf import Frame, Item, Limits, Picture, Piece, UnreadablePdf, blocks_of
 from mm_assets.formats.pdf.page_content import Crops, DrawnImages, images_on, picture_of, pieces_of
 from mm_assets.model.errors import Fault, ImageError, unreadable_image
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from PIL import Image
 
 from mm_assets.formats.images.decode import decode, opened, refuse_bomb
-from mm_assets.formats.pdf.layout import Box, Frame, Picture, Piece, union
+from mm_assets.formats.pdf import Box, Frame, Picture, Piece, union
 from mm_assets.model.errors import DECOMPRESSION_BOMB, DecompressionBomb, Fault, ImageError, unreadable_image
 
 if TYPE_CHECKING:

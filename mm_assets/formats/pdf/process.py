@@ -26,8 +26,10 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from mm_assets.formats.pdf import (
+    Item,
     Limits,
     PdfProcessError,
+    Picture,
     ProcessLost,
     UnreadablePdf,
     died_of,
@@ -35,7 +37,6 @@ from mm_assets.formats.pdf import (
     out_of_memory,
 )
 from mm_assets.formats.pdf.child import HEAD, MAX_DESCRIPTION, MAX_HEADER, MAX_WORDS, Header, packed
-from mm_assets.formats.pdf.layout import Item, Picture
 from mm_assets.formats.tar import FileRange
 from mm_assets.model.errors import ITEM_FAULTS, Fault, require
 

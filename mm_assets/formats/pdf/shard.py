@@ -19,9 +19,8 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 
 from mm_assets.formats.names import block_name, sample_key
-from mm_assets.formats.pdf import Limits, UnreadablePdf
+from mm_assets.formats.pdf import Item, Limits, Picture, UnreadablePdf
 from mm_assets.formats.pdf.address import OpenSource, PdfAddress, PdfInput, PdfSource, open_source
-from mm_assets.formats.pdf.layout import Item, Picture
 from mm_assets.formats.pdf.process import MAX_TEXT, Description, Keep, OpenPdf, PdfReader
 from mm_assets.formats.tar import FileRange, TarWriter
 from mm_assets.formats.tar.scan import Member

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mm_assets.formats.pdf.layout import Box, Frame, Piece, blocks_of
+from mm_assets.formats.pdf import Box, Frame, Piece, blocks_of
 
 WIDTH = 600
 
