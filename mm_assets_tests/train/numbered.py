@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_assets.train.dataset import Mixture
+from mm_assets.train import Mixture
 from mm_assets.train.loader import EpochDataset
 from mm_assets.train.order import EpochOrder, Positions, digest_of
 

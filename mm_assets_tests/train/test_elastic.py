@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mm_assets.model.errors import DataError
-from mm_assets.train.dataset import Mixture
+from mm_assets.train import Mixture
 from mm_assets.train.loader import EpochDataset
 from mm_assets_tests.train.numbered import Numbered, alone, mixed, random_stops, whole_epoch
 
