@@ -32,7 +32,7 @@ from mm_assets.graph.training_set import training_recipe
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage import use_stores
-from mm_assets.storage.files import absolute, lasting
+from mm_assets.storage.files import storage_root
 
 
 class MaintainedStorage(dg.ConfigurableResource[None]):
@@ -137,7 +137,7 @@ def resources_from_environment() -> dict[str, Any]:
     """
     settings = Settings.load()
     use_stores(given_settings().stores)
-    root = _storage_root(settings.storage)
+    root = storage_root(settings.storage)
     policy = settings.on_materialize_error
     raw = RawShards(
         locations=settings.raw_shards,
@@ -191,11 +191,3 @@ def resources_from_environment() -> dict[str, Any]:
             for kind in {output.kind for output in OUTPUTS}
         },
     }
-
-
-def _storage_root(location: str) -> str:
-    """Return a URL as it is, a folder as absolute path.
-
-    Daemon, runs and workers need not share a working directory.
-    """
-    return absolute(lasting(location)).rstrip("/") or "/"
