@@ -200,7 +200,18 @@ def start(may_fork: bool, setup: WorkerSetup) -> Worker:
     Raises:
         OSError: the system allows no further process.
     """
-    worker = _fork(setup) if may_fork and not _would_break() else _spawn(setup)
+    worker = fork(setup) if may_fork else None
+    if worker is None:
+        worker = _spawn(setup)
+        _started.add(worker)
+    return worker
+
+
+def fork(setup: WorkerSetup) -> Worker | None:
+    """Fork one worker; return None where that would break it. Raises as `start`."""
+    if _would_break():
+        return None
+    worker = _fork(setup)
     _started.add(worker)
     return worker
 
