@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import ROOT
-from mm_assets.pool.workers import available_cores
+from mm_assets.pool import available_cores
 
 _PACKAGES = ("mm-assets", "pyarrow", "pylance", "dagster", "pillow", "numpy")
 

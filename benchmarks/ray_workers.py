@@ -73,8 +73,9 @@ def run(options: argparse.Namespace) -> int:
 def prepare(address: str, processes: int, files: Sequence[str], warm_up: Sequence[str], output: str) -> Work:
     """Make a pool, of Ray tasks if there is an address, and warm all its workers up."""
     from mm_assets.formats.registry import Conversion
+    from mm_assets.pool import WorkerFailure
     from mm_assets.pool.ray import RayPool
-    from mm_assets.pool.workers import WorkerFailure, WorkerPool
+    from mm_assets.pool.workers import WorkerPool
 
     folder = os.path.dirname(output)
     pool = RayPool(address, written=[folder]) if address else WorkerPool(processes)

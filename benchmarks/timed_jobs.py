@@ -9,7 +9,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mm_assets.pool.workers import WorkerFailure, WorkerPool
+from mm_assets.pool import WorkerFailure
+from mm_assets.pool.workers import WorkerPool
 
 
 @dataclass(frozen=True)

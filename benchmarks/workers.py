@@ -74,7 +74,8 @@ def prepare(
     """Convert files in a pool of worker processes that have imported all they need, on two cores."""
     from mm_assets.formats.registry import Conversion
     from mm_assets.formats.reports import PartitionReport
-    from mm_assets.pool.workers import WorkerFailure, WorkerPool
+    from mm_assets.pool import WorkerFailure
+    from mm_assets.pool.workers import WorkerPool
 
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:_CORES])
     pool = WorkerPool(processes)

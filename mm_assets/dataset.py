@@ -60,7 +60,8 @@ from mm_assets.model.errors import (
 )
 from mm_assets.model.samples import BatchStream, InterleavedBatch, Step
 from mm_assets.model.schema import align_table, canonical_schema, unify_schemas
-from mm_assets.pool.workers import WorkerPool, available_cores
+from mm_assets.pool import available_cores
+from mm_assets.pool.workers import WorkerPool
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings, load_plugins
 from mm_assets.storage.errors import error_line, located, readable_store_errors

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.pool.workers import available_cores
+from mm_assets.pool import available_cores
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mm_assets.pool import workers
-from mm_assets.pool.workers import WorkerFailure, WorkerPool, WorkerStartError, available_cores
+from mm_assets.pool import WorkerFailure, WorkerStartError, available_cores, workers
+from mm_assets.pool.workers import WorkerPool
 from mm_assets_tests.worker_jobs import RefusesPickling, Warned, WarnedKey, act, warn
 
 REPOSITORY = Path(__file__).parent.parent
@@ -233,14 +233,14 @@ def test_consumer_that_stops_early_leaves_no_process(pool: WorkerPool) -> None:
 
 
 def test_workers_that_cannot_start_are_not_blamed_on_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = workers._start
+    start = workers.start
 
     def stillborn(*arguments: Any) -> Any:
         worker = start(*arguments)
         worker.process.kill()
         return worker
 
-    monkeypatch.setattr(workers, "_start", stillborn)
+    monkeypatch.setattr(workers, "start", stillborn)
     with WorkerPool(2) as pool:
         with pytest.raises(WorkerStartError, match="do not start: worker killed by signal 9"):
             results(pool, [("echo", n) for n in range(5)])
@@ -321,14 +321,14 @@ def test_temporary_files_are_in_a_folder_that_goes_with_the_pool(
 def test_spawned_workers_do_not_import_the_main_program(tmp_path: Path) -> None:
     program = script(
         tmp_path,
-        [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.pool.worker_process")],
+        [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.pool.workers")],
         "spawn",
     )
     out, _ = program.communicate(timeout=60)
     assert sorted(out.splitlines()) == [
         "('modules', 'colorsys') []",
         "('modules', 'dagster') []",
-        "('modules', 'mm_assets.pool.worker_process') ['mm_assets.pool.worker_process']",
+        "('modules', 'mm_assets.pool.workers') ['mm_assets.pool.workers']",
     ]
 
 

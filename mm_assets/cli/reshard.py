@@ -27,7 +27,7 @@ from mm_assets.settings import Settings, split_shares
 from mm_assets.terminal import fail
 
 if TYPE_CHECKING:
-    from mm_assets.pool.workers import JobPool
+    from mm_assets.pool import JobPool
     from mm_assets.training_set import Source
     from mm_assets.training_set.build import MadeSet
     from mm_assets.training_set.plan import Recipe

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 from dagster import ConfigurableResource, InitResourceContext
@@ -59,18 +59,15 @@ from mm_assets.graph.planned_jobs import (
     recorded_result,
 )
 from mm_assets.model.errors import counted
+from mm_assets.pool import J, JobPool, R, WorkerFailure
 from mm_assets.pool.ray import RayPool
-from mm_assets.pool.workers import WorkerFailure, WorkerPool, early_pool
+from mm_assets.pool.workers import WorkerPool, early_pool
 from mm_assets.storage.errors import error_line, readable_store_errors
 from mm_assets.storage.files import is_remote, local_path, sweep, sweep_output
 
-J = TypeVar("J")
-R = TypeVar("R")
-
 # Dagster copies a nested resource for every IO manager that has it. The copies of one run share a pool.
 _Key = tuple[str, int, str, str, float | None]
-_Pool = WorkerPool | RayPool
-_pools: dict[_Key, _Pool] = {}
+_pools: dict[_Key, JobPool] = {}
 _users: Counter[_Key] = Counter()
 
 
@@ -94,7 +91,7 @@ class Workers(ConfigurableResource[Any]):
         default=None, gt=0, description="Seconds that a worker may take for one shard in one asset."
     )
 
-    _pool: _Pool | None = PrivateAttr(default=None)
+    _pool: JobPool | None = PrivateAttr(default=None)
 
     @contextmanager
     def yield_for_execution(self, context: InitResourceContext) -> Iterator[Any]:
@@ -114,7 +111,7 @@ class Workers(ConfigurableResource[Any]):
                 del _users[key]
                 _pools.pop(key).close()
 
-    def _new_pool(self) -> _Pool:
+    def _new_pool(self) -> JobPool:
         if self.engine == "ray":
             written = [self.storage] if self.storage and not is_remote(self.storage) else []
             read = RawLocations(self.raw_shards).local_folders()

@@ -50,7 +50,7 @@ from mm_assets.graph.dagster_internals import (
     provenance,
     tried_with,
 )
-from mm_assets.pool.workers import WorkerFailure
+from mm_assets.pool import WorkerFailure
 from mm_assets.storage import without_secrets
 
 

@@ -31,7 +31,7 @@ from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.planned_jobs import report_shards, specs_by_shard
 from mm_assets.model.errors import counted
 from mm_assets.model.schema import schema_from_text, schema_to_text, unify_schemas
-from mm_assets.pool.workers import WorkerFailure
+from mm_assets.pool import WorkerFailure
 from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import exists
 

@@ -39,7 +39,7 @@ from mm_assets.graph import NO_RAW_SHARD, Check, Shard, ShardSet, dagster_intern
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.planned_jobs import report_shards, shards_to_check, specs_by_shard
 from mm_assets.model.errors import counted
-from mm_assets.pool.workers import WorkerFailure
+from mm_assets.pool import WorkerFailure
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage.errors import readable_store_errors

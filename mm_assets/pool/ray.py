@@ -1,4 +1,4 @@
-"""Ray cluster as a pool of tasks, a `mm_assets.pool.workers.JobPool`.
+"""Ray cluster as a pool of tasks, a `mm_assets.pool.JobPool`.
 
 * `RayPool` runs the jobs of a run as tasks.
 * All pools of a process share its one connection to a cluster (`connect`). The package itself travels with
@@ -24,17 +24,11 @@ from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from mm_assets.model.errors import MissingExtra, MmAssetsError, explained, warn_user
-from mm_assets.pool import WORKER_ENVIRONMENT
-from mm_assets.pool.worker_process import (
-    WorkerFailure,
-    answer_of,
-    failure_of,
-    took_too_long,
-)
-from mm_assets.pool.workers import JobPool
+from mm_assets.pool import WORKER_ENVIRONMENT, J, JobPool, R, WorkerFailure
+from mm_assets.pool.workers import answer_of, failure_of, took_too_long
 from mm_assets.settings import ray_host_and_port
 from mm_assets.storage import stores, use_stores
 from mm_assets.storage.errors import error_line
@@ -173,9 +167,6 @@ def _kept_signals() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, handler)
 
-
-J = TypeVar("J")
-R = TypeVar("R")
 
 # Workers that a job may kill before it fails alone, and nodes that may die under it.
 MOST_WORKER_DEATHS = 3

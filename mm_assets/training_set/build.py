@@ -37,7 +37,7 @@ from mm_assets.formats.tar import END_BLOCKS, TarDamage
 from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx, union_columns
 from mm_assets.formats.webdataset.writer import CARD, TarFolder, measure
 from mm_assets.model.errors import DataError, MmAssetsError, ShardError
-from mm_assets.pool.workers import MapsJobs, WorkerFailure
+from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located, readable_store_errors
 from mm_assets.storage.files import (
     StorageOptions,

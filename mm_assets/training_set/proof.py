@@ -20,7 +20,7 @@ from mm_assets.accounting.comparison import Dataset, compare
 from mm_assets.formats.webdataset.writer import CARD
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import DataError
-from mm_assets.pool.workers import MapsJobs, WorkerFailure
+from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.files import StorageOptions, join, read_bytes, remove
 from mm_assets.storage.small_files import unseal
 from mm_assets.storage.stamps import files_in, parallel_map

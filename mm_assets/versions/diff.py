@@ -22,7 +22,8 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.registry import known_filters
 from mm_assets.model.errors import DataError
-from mm_assets.pool.workers import WorkerFailure, WorkerPool
+from mm_assets.pool import WorkerFailure
+from mm_assets.pool.workers import WorkerPool
 from mm_assets.settings import Settings, variable
 from mm_assets.settings_file import load_plugins
 from mm_assets.storage.files import StorageOptions, join

@@ -31,7 +31,8 @@ from mm_assets.accounting.formats import accounted_format
 from mm_assets.formats.arrow_cache import digest_of
 from mm_assets.formats.parquet import UNREADABLE
 from mm_assets.model.errors import DataError
-from mm_assets.pool.workers import WorkerFailure, WorkerPool
+from mm_assets.pool import WorkerFailure
+from mm_assets.pool.workers import WorkerPool
 from mm_assets.storage.files import (
     StagedFile,
     StorageOptions,

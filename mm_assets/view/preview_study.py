@@ -35,7 +35,8 @@ from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextPosition, TextScore
 from mm_assets.formats.images import ImageInfo
 from mm_assets.formats.names import partition_filename
-from mm_assets.pool.workers import WorkerFailure, WorkerPool
+from mm_assets.pool import WorkerFailure
+from mm_assets.pool.workers import WorkerPool
 from mm_assets.storage.files import exists, join
 from mm_assets.view import Picture, description_of, picture
 from mm_assets.view.preview_scores import Numbers, ScoredShard, StoredScores, distances, measured

@@ -18,7 +18,8 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.graph.io_manager import LANDED
-from mm_assets.pool.workers import WorkerFailure, WorkerPool
+from mm_assets.pool import WorkerFailure
+from mm_assets.pool.workers import WorkerPool
 
 
 def serve() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from mm_assets.demo import make_shards
 from mm_assets.formats.lance.table import LanceTable
+from mm_assets.pool import WorkerFailure
 from mm_assets.pool.ray import RayClusterError, RayPool
-from mm_assets.pool.workers import WorkerFailure
 from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.graph.output_digests import FOLDERS, digests
 from mm_assets_tests.live.daemon import wait_for

@@ -13,7 +13,8 @@ import pyarrow as pa
 from PIL import Image
 
 from mm_assets.formats.webdataset.client_files import TarPartitionStats
-from mm_assets.pool.worker_process import WorkerFailure, failure_of
+from mm_assets.pool import WorkerFailure
+from mm_assets.pool.workers import failure_of
 from mm_assets.training_set import SCANNED, Source, SourceTar, our_tars
 from mm_assets.training_set.build import TrainingSet
 from mm_assets_tests.formats.datasets import batch_of, item, write

@@ -21,7 +21,7 @@ from mm_assets.formats.names import PLAN_FILE
 from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset.writer import TarFolder
 from mm_assets.model.errors import DataError
-from mm_assets.pool.worker_process import WorkerFailure
+from mm_assets.pool import WorkerFailure
 from mm_assets.storage import stamps
 from mm_assets.storage.temporary import temporary_name
 from mm_assets.training_set import Fields, build

@@ -61,7 +61,7 @@ def test_no_worker_starts_when_there_is_nothing_to_do(
 ) -> None:
     deployment.shards(1)
     deployment.run("two", "k01")
-    monkeypatch.setattr("mm_assets.pool.workers._start", lambda _: pytest.fail("a worker was started"))
+    monkeypatch.setattr("mm_assets.pool.workers.start", lambda _: pytest.fail("a worker was started"))
     assert deployment.run("two", "k01").success
 
 

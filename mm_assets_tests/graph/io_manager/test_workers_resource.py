@@ -20,14 +20,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every worker process that is started, by runs that have workers of their own."""
     processes: list[Any] = []
     monkeypatch.setattr(io_manager, "WorkerPool", WorkerPool)
-    start = workers._start
+    start = workers.start
 
     def counted(*arguments: Any) -> Any:
         worker = start(*arguments)
         processes.append(worker.process)
         return worker
 
-    monkeypatch.setattr(workers, "_start", counted)
+    monkeypatch.setattr(workers, "start", counted)
     return processes
 
 
