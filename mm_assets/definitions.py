@@ -9,7 +9,6 @@ except ImportError as error:
 
 from mm_assets.accounting import statistics_folder
 from mm_assets.automation.alerts.tick import alerts_sensor
-from mm_assets.automation.pending_verdicts import with_verdicts
 from mm_assets.automation.sensors import (
     JOBS,
     automation_sensor,
@@ -18,6 +17,7 @@ from mm_assets.automation.sensors import (
     report_sensor,
     schedules,
 )
+from mm_assets.automation.whole_set import with_verdicts
 from mm_assets.filters.duplicates import duplicate_filters
 from mm_assets.graph.assets import (
     arrow_cache,

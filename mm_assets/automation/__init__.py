@@ -39,7 +39,7 @@ from dagster._core.definitions.data_version import (
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
-from mm_assets.automation.pending_verdicts import PendingVerdicts
+from mm_assets.automation.whole_set import PendingVerdicts
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.dagster_internals import (

@@ -3,9 +3,6 @@
 * `DueBackfills` is the one way in which sensor and schedule have shards made.
 * `StatusFinder` finds the `Status` of all shards, for the command ``status`` and the report, and the
   `Outlook`. It changes nothing, asks the database a few questions an asset, and reads one file.
-
-Dagster 1.13.27 lets only its UI launch a backfill by documented means: `PartitionBackfill` and `add_backfill`
-are what the UI's own mutation calls. Canary: `mm_assets_tests/automation/test_backfills.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +19,6 @@ from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
-from dagster._core.definitions.selector import (
-    PartitionRangeSelector,
-    PartitionsByAssetSelector,
-    PartitionsSelector,
-)
 from dagster._core.errors import DagsterDefinitionChangedDeserializationError
 from dagster._core.execution.backfill import (
     BULK_ACTION_TERMINAL_STATUSES,
@@ -35,8 +27,6 @@ from dagster._core.execution.backfill import (
     PartitionBackfill,
 )
 from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
-from dagster._core.utils import make_new_backfill_id
-from dagster._time import get_current_timestamp
 from dagster._utils.schedules import schedule_execution_time_iterator
 
 from mm_assets.accounting import BY_ASSET, CURATED
@@ -53,20 +43,21 @@ from mm_assets.automation import (
     latest_versions,
     versions_of_partitions,
 )
-from mm_assets.automation.pending_verdicts import SCORED, PendingVerdicts
+from mm_assets.automation.whole_set import SCORED, PendingVerdicts
 from mm_assets.formats.raw_shards import Listing, unchanged_shards
 from mm_assets.graph.assets import FILTERED_PARQUET
 from mm_assets.graph.dagster_internals import (
     SHARDS,
     WORKING,
     attempts_without_result,
-    chunks,
     keys_of_run,
     unfinished_runs,
 )
 from mm_assets.graph.instance_queries import (
+    STARTED_BY,
     fail_lost_runs,
     last_evaluations,
+    launch_backfill,
     logged_at,
     lost_runs,
     reasons,
@@ -88,47 +79,6 @@ from mm_assets.view.overview import (
 )
 
 _SCORED = [dg.AssetKey(name) for name in SCORED]
-# What has started a run or a backfill, and why: tags. The UI shows them, and no title of a backfill.
-STARTED_BY = "mm_assets/started_by"
-WHY = "mm_assets/why"
-
-
-def launch_backfill(
-    instance: dg.DagsterInstance,
-    asset_graph: AssetGraph,
-    assets: Sequence[dg.AssetKey],
-    keys: Sequence[str],
-    why: str,
-    started_by: str,
-) -> str:
-    """Have the daemon make partitions of these assets, in runs of neighbouring shards.
-
-    Args:
-        why: its title; and, as `started_by`, the value of a tag on the backfill and its runs.
-
-    Returns:
-        The backfill's id.
-    """
-    order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
-    ranges = [PartitionRangeSelector(run[0], run[-1]) for run in chunks(keys, order, size=len(order) or 1)]
-    selector = PartitionsSelector(ranges)
-    backfill_id = make_new_backfill_id()
-    with dg.partition_loading_context(dynamic_partitions_store=instance):
-        backfill = PartitionBackfill.from_partitions_by_assets(
-            backfill_id=backfill_id,
-            asset_graph=asset_graph,
-            backfill_timestamp=get_current_timestamp(),
-            tags={STARTED_BY: started_by, WHY: why},
-            dynamic_partitions_store=instance,
-            partitions_by_assets=[
-                PartitionsByAssetSelector(asset_key=asset, partitions=selector) for asset in assets
-            ],
-            title=why,
-            description=None,
-            run_config=None,
-        )
-    instance.add_backfill(backfill)
-    return backfill_id
 
 
 def unfinished_backfills(instance: dg.DagsterInstance) -> Sequence[PartitionBackfill]:

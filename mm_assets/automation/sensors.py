@@ -44,7 +44,6 @@ from mm_assets.automation import (
 )
 from mm_assets.automation.backfills import (
     LOOK_AGAIN_SECONDS,
-    STARTED_BY,
     DueBackfills,
     StatusFinder,
     cursor_of,
@@ -53,13 +52,12 @@ from mm_assets.automation.backfills import (
     launch_found,
     note_found,
 )
-from mm_assets.automation.pending_verdicts import JOB
-from mm_assets.automation.whole_set import duplicates, statistics
+from mm_assets.automation.whole_set import JOB, duplicates, statistics
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.assets import REPORT
 from mm_assets.graph.dagster_internals import LANCE_POOL, SHARDS, UNFINISHED, unfinished_runs
-from mm_assets.graph.instance_queries import fail_lost_runs, withdraw_planned
+from mm_assets.graph.instance_queries import STARTED_BY, fail_lost_runs, withdraw_planned
 from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation

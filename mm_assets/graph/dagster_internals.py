@@ -182,7 +182,7 @@ def targets(
     log, row = instance.event_log_storage, SqlEventLogStorageTable.c
     assert isinstance(log, SqlEventLogStorage), "an event log in a database"
     kinds = [dg.DagsterEventType.ASSET_MATERIALIZATION]
-    for batch in _batches(list(keys)):
+    for batch in batches(list(keys)):
         latest = log._latest_event_ids_by_partition_subquery(asset, kinds, asset_partitions=batch)
         query = db.select(row.id, row.partition, row.run_id, row.timestamp).where(
             row.id.in_(db.select(latest.c.id))
@@ -233,7 +233,7 @@ def attempts_without_result(
     last = db.func.max(row.id).label("last")
     is_planned = db.func.min(row.dagster_event_type) == _ATTEMPT[0].value  # not what others have observed
     found: dict[str, str] = {}
-    for batch in _batches(sorted(made)):
+    for batch in batches(sorted(made)):
         query = db.select(row.partition, row.run_id, last).where(
             row.asset_key == asset.to_string(),
             row.dagster_event_type.in_([kind.value for kind in _ATTEMPT]),
@@ -271,7 +271,7 @@ def _open_partitions(
     query = log._add_assets_wipe_filter_to_query(query, wiped, [asset])
     query = query.group_by(row.partition).having(tried > made)
     asked = (
-        [query] if keys is None else [query.where(row.partition.in_(batch)) for batch in _batches(list(keys))]
+        [query] if keys is None else [query.where(row.partition.in_(batch)) for batch in batches(list(keys))]
     )
     with log.index_connection() as connection:
         return {key: id_ for each in asked for key, id_ in connection.execute(each)}
@@ -364,7 +364,7 @@ def _storage_ids(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
 ) -> dict[str, int]:
     found: dict[str, int] = {}
-    for batch in _batches(list(keys)):
+    for batch in batches(list(keys)):
         found.update(instance.get_latest_storage_id_by_partition(asset, kind, set(batch)))
     return found
 
@@ -399,7 +399,7 @@ def read_events(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> Ite
     """
     log, row = instance.event_log_storage, SqlEventLogStorageTable.c
     assert isinstance(log, SqlEventLogStorage), "an event log in a database"
-    for ids in _batches(list(storage_ids)):
+    for ids in batches(list(storage_ids)):
         query = db.select(row.id, row.partition, row.run_id, row.event).where(row.id.in_(ids))
         with log.index_connection() as connection:
             rows = connection.execute(query).fetchall()
@@ -425,7 +425,8 @@ def _plain(packed: Mapping[str, Any]) -> Any:
     return next((value for name, value in packed.items() if name != "__class__"), None)
 
 
-def _batches(items: list[T]) -> Iterator[list[T]]:
+def batches(items: list[T]) -> Iterator[list[T]]:
+    """Yield as many as one query takes."""
     for start in range(0, len(items), _BATCH):
         yield items[start : start + _BATCH]
 

@@ -1,6 +1,6 @@
-"""Queries of a whole Dagster instance for alerts, and runs whose process has died.
+"""Queries of a whole Dagster instance for alerts, backfills, and runs whose process has died.
 
-Both go beyond the documented interface of Dagster 1.13.27. What runs need is in
+All go beyond the documented interface of Dagster 1.13.27. What runs need is in
 `mm_assets.graph.dagster_internals`.
 
 Alerts ask every half minute, so the database counts and picks: no query reads an event for each shard. The
@@ -11,6 +11,9 @@ no longer holds:
   serialized evaluation, whose severity is found in its text;
 * deleted dynamic partitions leave their table, which lies in the same database;
 * backfills keep their target partitions, ticks their outcome.
+
+`launch_backfill` does what the UI's own mutation does, which alone may by documented means. Canary:
+`mm_assets_tests/automation/test_backfills.py`.
 
 A run whose process has died is one that Dagster takes to be going on for ever. It would block the run queue,
 and its shards would count as in progress. `process_tag` and `watched` make such a run known, `fail_lost_runs`
@@ -30,8 +33,17 @@ from typing import Any, NamedTuple
 import dagster as dg
 import sqlalchemy as db
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
+from dagster._core.definitions.selector import (
+    PartitionRangeSelector,
+    PartitionsByAssetSelector,
+    PartitionsSelector,
+)
 from dagster._core.errors import DagsterDefinitionChangedDeserializationError
-from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus, PartitionBackfill
+from dagster._core.execution.backfill import (
+    BulkActionsFilter,
+    BulkActionStatus,
+    PartitionBackfill,
+)
 from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import (
@@ -41,13 +53,12 @@ from dagster._core.storage.event_log.schema import (
 )
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._core.utils import make_new_backfill_id
 from dagster._serdes import deserialize_value
+from dagster._time import get_current_timestamp
 
-from mm_assets.graph.dagster_internals import REASON, unfinished_runs
+from mm_assets.graph.dagster_internals import REASON, SHARDS, batches, chunks, unfinished_runs
 from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, temporary_name, was_running
-
-# Run ids per query: SQLite refuses statements with too many variables.
-_BATCH = 500
 
 _Checks = AssetCheckExecutionsTable.c
 _FAILED = _Checks.execution_status == AssetCheckExecutionRecordStatus.FAILED.value
@@ -55,6 +66,47 @@ _PASSED = _Checks.execution_status == AssetCheckExecutionRecordStatus.SUCCEEDED.
 _EVALUATED = (AssetCheckExecutionRecordStatus.SUCCEEDED.value, AssetCheckExecutionRecordStatus.FAILED.value)
 _IS_ERROR = _Checks.evaluation_event.like('%"AssetCheckSeverity.ERROR"%')
 _Events = SqlEventLogStorageTable.c
+# What has started a run or a backfill, and why: tags. The UI shows them, and no title of a backfill.
+STARTED_BY = "mm_assets/started_by"
+WHY = "mm_assets/why"
+
+
+def launch_backfill(
+    instance: dg.DagsterInstance,
+    asset_graph: AssetGraph,
+    assets: Sequence[dg.AssetKey],
+    keys: Sequence[str],
+    why: str,
+    started_by: str,
+) -> str:
+    """Have the daemon make partitions of these assets, in runs of neighbouring shards.
+
+    Args:
+        why: its title; and, as `started_by`, the value of a tag on the backfill and its runs.
+
+    Returns:
+        The backfill's id.
+    """
+    order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
+    ranges = [PartitionRangeSelector(run[0], run[-1]) for run in chunks(keys, order, size=len(order) or 1)]
+    selector = PartitionsSelector(ranges)
+    backfill_id = make_new_backfill_id()
+    with dg.partition_loading_context(dynamic_partitions_store=instance):
+        backfill = PartitionBackfill.from_partitions_by_assets(
+            backfill_id=backfill_id,
+            asset_graph=asset_graph,
+            backfill_timestamp=get_current_timestamp(),
+            tags={STARTED_BY: started_by, WHY: why},
+            dynamic_partitions_store=instance,
+            partitions_by_assets=[
+                PartitionsByAssetSelector(asset_key=asset, partitions=selector) for asset in assets
+            ],
+            title=why,
+            description=None,
+            run_config=None,
+        )
+    instance.add_backfill(backfill)
+    return backfill_id
 
 
 def backfills(
@@ -112,7 +164,7 @@ class FailingPartition(NamedTuple):
 
 def has_failures(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_ids: Iterable[str]) -> bool:
     """Return whether an evaluation of the check in one of these runs has failed."""
-    for batch in _batches(list(run_ids)):
+    for batch in batches(list(run_ids)):
         if _select_checks(instance, [_Checks.id], check, _Checks.run_id.in_(batch), _FAILED, limit=1):
             return True
     return False
@@ -147,7 +199,7 @@ def failing_partitions(
     """Return the partitions that fail a check now by an evaluation of these runs."""
     found: dict[str, FailingPartition] = {}
     columns = [_Checks.partition, _Checks.run_id, db.case((_IS_ERROR, 1), else_=0)]
-    for batch in _batches(sorted(run_ids)):
+    for batch in batches(sorted(run_ids)):
         conditions = (_Checks.run_id.in_(batch), _Checks.partition.isnot(None))
         for key, run, is_error in _select_checks(
             instance, columns, check, *conditions, *_fails_now(check, partitions)
@@ -188,7 +240,7 @@ def withdraw_planned(
         # Nothing is materialized for what is only planned: with that condition an index has all it takes.
         unfilled = table.materialization_event_storage_id.is_(None)
         places = [(unfilled, table.partition.is_(None))]
-        places += [(unfilled, table.partition.in_(batch)) for batch in _batches(list(keys))]
+        places += [(unfilled, table.partition.in_(batch)) for batch in batches(list(keys))]
         with storage.index_connection() as connection:
             connection.execute(AssetCheckExecutionsTable.delete().where(*of_checks, table.run_id == run_id))
             others = {
@@ -221,7 +273,7 @@ def failing_shards(
         if record.partition is not None and record.evaluation is not None:
             found.setdefault(record.partition, record.evaluation)
     failing: set[str | None] = set()
-    for keys in _batches(list(found)):
+    for keys in batches(list(found)):
         infos = instance.event_log_storage.get_asset_check_partition_info([check], partition_keys=keys)
         failing |= {
             info.partition_key for info in infos if info.is_current and info.latest_execution_status in status
@@ -236,10 +288,10 @@ def failed_since_in(
     found: set[str] = set()
     runs = list(run_ids)
     last = [_Checks.partition, db.func.max(_Checks.id)]
-    for batch in _batches(sorted(keys)):
+    for batch in batches(sorted(keys)):
         of_keys = _Checks.partition.in_(batch)
         failed: dict[str, int] = {}
-        for some in _batches(runs):
+        for some in batches(runs):
             by_runs = (of_keys, _FAILED, _Checks.run_id.in_(some))
             rows = _select_checks(instance, last, check, *by_runs, group_by=[_Checks.partition])
             failed |= {key: max(id_, failed.get(key, 0)) for key, id_ in rows}
@@ -336,7 +388,7 @@ def reasons(
     storage = instance.event_log_storage
     assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
     found: dict[str, str] = {}
-    for batch in _batches(sorted(run_by_key)):
+    for batch in batches(sorted(run_by_key)):
         query = (
             db.select(_Events.partition, _Events.run_id, db.func.max(_Events.id))
             .where(
@@ -397,7 +449,7 @@ def failing_evaluations(
     kind = _Checks.partition.is_(None) if over_all else _Checks.partition.isnot(None)
     if keys:
         kind = _Checks.partition.in_(keys)
-    for batch in _batches(sorted(run_ids)):
+    for batch in batches(sorted(run_ids)):
         conditions = (_Checks.run_id.in_(batch), kind, *_fails_now(check, partitions))
         for (text,) in _select_checks(
             instance, [_Checks.evaluation_event], check, *conditions, order_by=_Checks.partition, limit=limit
@@ -450,11 +502,6 @@ def _select_checks(
 
 def _pairs(rows: Iterable[Any]) -> dict[str, Any]:
     return {row[0]: row[1] for row in rows}
-
-
-def _batches(items: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
 
 
 # Tag of a run: the file beside Dagster's databases that the process of the run keeps locked.

@@ -13,9 +13,9 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
 from mm_assets.automation import backfills
-from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.graph.instance_queries import STARTED_BY
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 from mm_assets_tests.graph.samples import samples

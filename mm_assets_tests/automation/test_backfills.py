@@ -7,14 +7,10 @@ import pytest
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus
 
-from mm_assets.automation.backfills import (
-    STARTED_BY,
-    launch_backfill,
-    unfinished_backfills,
-    unfinished_partitions,
-)
+from mm_assets.automation.backfills import unfinished_backfills, unfinished_partitions
 from mm_assets.definitions import build_definitions
 from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.graph.instance_queries import STARTED_BY, launch_backfill
 
 _ASSETS = [dg.AssetKey("curated_parquet"), dg.AssetKey("final_tars")]
 

@@ -7,7 +7,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.automation import backfills
-from mm_assets.automation.backfills import WHY, DueBackfills
+from mm_assets.automation.backfills import DueBackfills
+from mm_assets.graph.instance_queries import WHY
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS

@@ -21,10 +21,10 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepo
 
 from mm_assets.accounting import OUTPUTS
 from mm_assets.accounting.proof import ProofStore
-from mm_assets.automation.backfills import launch_backfill
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.lance.table import maintain
 from mm_assets.graph.dagster_internals import SHARDS
+from mm_assets.graph.instance_queries import launch_backfill
 from mm_assets.storage.small_files import unseal
 from mm_assets_tests.cli import commands
 from mm_assets_tests.formats.images.pictures import picture

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.demo import make_shards
+from mm_assets.graph.instance_queries import STARTED_BY
 from mm_assets_tests.automation.alerts.receivers import webhook
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, ended

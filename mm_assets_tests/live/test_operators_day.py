@@ -21,9 +21,10 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import PartitionBackfill
 
-from mm_assets.automation.backfills import STARTED_BY, unfinished_backfills
+from mm_assets.automation.backfills import unfinished_backfills
 from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import SHARDS, keys_of_run, unfinished_runs
+from mm_assets.graph.instance_queries import STARTED_BY
 from mm_assets.graph.io_manager import LANDED
 from mm_assets_tests.automation.alerts.receivers import Webhook, webhook
 from mm_assets_tests.graph.deployment import ASSETS, Deployment
