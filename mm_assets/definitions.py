@@ -17,7 +17,7 @@ from mm_assets.automation.sensors import (
     report_sensor,
     schedules,
 )
-from mm_assets.automation.whole_set import with_verdicts
+from mm_assets.automation.whole_set import training_set, with_verdicts
 from mm_assets.filters.duplicates import duplicate_filters
 from mm_assets.graph.assets import (
     arrow_cache,
@@ -39,7 +39,6 @@ from mm_assets.graph.dagster_internals import set_console_level
 from mm_assets.graph.proof import zero_loss_checks
 from mm_assets.graph.raw import raw_gate_checks
 from mm_assets.graph.resources import resources_from_environment
-from mm_assets.graph.training_set import training_set
 from mm_assets.settings import Settings
 
 SHARDED_ASSETS = [

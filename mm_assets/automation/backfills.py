@@ -64,7 +64,7 @@ from mm_assets.graph.instance_queries import (
 )
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards
-from mm_assets.graph.training_set import training_recipe
+from mm_assets.graph.resources import training_recipe
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
 from mm_assets.storage.errors import error_line, readable_store_errors

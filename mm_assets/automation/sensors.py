@@ -52,7 +52,7 @@ from mm_assets.automation.backfills import (
     launch_found,
     note_found,
 )
-from mm_assets.automation.whole_set import JOB, duplicates, statistics
+from mm_assets.automation.whole_set import JOB, TRAINING_JOB, TRAINING_SET, duplicates, statistics
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import dagster_internals
 from mm_assets.graph.assets import REPORT
@@ -62,7 +62,6 @@ from mm_assets.graph.planned_jobs import metadata_values
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards, observation
 from mm_assets.graph.resources import MaintainedStorage
-from mm_assets.graph.training_set import TRAINING_JOB, TRAINING_SET
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings, machine_zone
 from mm_assets.storage.errors import error_line

@@ -1,4 +1,6 @@
-"""What looks at all shards at once, from their stored scores, before filters judge any of them.
+"""What looks at all shards at once, and has no partitions.
+
+From stored scores, before filters judge any shard:
 
 * Job `statistics`: the statistics that conditions look at.
 * Job `duplicates`: the verdicts on duplicates, and the making of the shards that they have changed. The asset
@@ -7,6 +9,11 @@
   (`VERDICTS_OF`), and its materializations the digest of those on their shard, as of an input. So it is known
   without a look at any shard which have no verdicts on their curated rows as they are now (nobody launches
   them, they would fail), and which were filtered with other verdicts than there are now: they are stale.
+
+From the tars of all shards:
+
+* Asset `training_set`: one set to train from. It is made where it is asked for alone: by its job, the UI, or
+  `mm-assets run --assets training_set`. One sample more or less changes the order of all.
 """
 
 import time
@@ -16,20 +23,29 @@ from functools import cached_property
 from typing import Any, Final, Self
 
 import dagster as dg
+import pyarrow.compute as pc
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.data_version import DATA_VERSION_TAG, get_input_data_version_tag
 
-from mm_assets.accounting import statistics_folder
+from mm_assets.accounting import TARS, TRAINING, TRAINING_FOLDER, TRAINING_NOTE, statistics_folder
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import NO_COPIES, VerdictIndex, duplicate_filters
 from mm_assets.filters.scores import ImageScores, SampleScores
+from mm_assets.formats.names import PLAN_FILE
 from mm_assets.graph import digest
 from mm_assets.graph.assets import DUPLICATES, FILTERED_PARQUET
 from mm_assets.graph.dagster_internals import SHARDS, UNFINISHED, read_events
 from mm_assets.graph.instance_queries import launch_backfill
+from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.planned_jobs import metadata_values
-from mm_assets.graph.resources import FilterThresholds, MaintainedStorage
+from mm_assets.graph.resources import FilterThresholds, MaintainedStorage, TrainingRecipe
 from mm_assets.model.errors import counted
+from mm_assets.storage.files import join, publish_bytes, remove
+from mm_assets.storage.small_files import seal
+from mm_assets.training_set import our_tars, version_of
+from mm_assets.training_set.build import MadeSet, TrainingSet
+from mm_assets.training_set.plan import totals
+from mm_assets.training_set.proof import Proof, as_written, make_proven
 from mm_assets.view.whole_set import FoundDuplicates, compute_statistics, find_duplicates, found_with
 
 SCORED: Final = ("curated_parquet", ImageScores.asset, SampleScores.asset)
@@ -209,3 +225,72 @@ class PendingVerdicts:
         moment = int(time.time() // _SECONDS_OF_TRY)
         key = digest([self.index.digest, dict(self.found_with), versions, moment])
         return dg.RunRequest(run_key=f"{JOB} {key}", job_name=JOB, tags=dict(tags))
+
+
+UNION = "union"
+RESHARD = "reshard"  # its job, which cannot have the name of the asset
+
+
+@dg.asset(
+    deps=[TARS.asset],
+    group_name="deliver",
+    kinds={"webdataset"},
+    code_version="1",
+    check_specs=[
+        dg.AssetCheckSpec(
+            UNION,
+            asset=TRAINING,
+            description="All splits together hold the samples of the tars that the plan does not leave out.",
+        )
+    ],
+    description=(
+        "All samples in tars of equal size, shuffled and split, with a plan that says where each is. "
+        "Made where it is asked for, not with the shards."
+    ),
+)
+def training_set(training: TrainingRecipe, workers: Workers) -> dg.MaterializeResult:  # type: ignore[type-arg]  # Dagster knows no other
+    source = our_tars(join(training.root, TARS.folder), TARS.folder)
+    if source is None:
+        raise dg.Failure(f"{join(training.root, TARS.folder)}: has tars that no shard has written")
+    made = TrainingSet(join(training.root, TRAINING_FOLDER))
+    report, proof = make_proven(made, [source], training.recipe(), workers, overwrite=True)
+    if proof is None:
+        many = counted(len(report.failures), "shard")
+        raise dg.Failure(f"{many} of the training set not made: {report.failures[0]}", allow_retries=False)
+    told = _told(report, proof)
+    if proof.differences:  # without its note nobody takes it for proven
+        remove(join(training.root, TRAINING_NOTE))
+    else:
+        made_of = version_of({tar.name: tar.stamp for tar in source.tars})
+        asked = {"made_of": made_of, "recipe": training.recipe().to_json()}
+        note = {**told, **asked, "files": as_written(made, proof.stamps)}
+        publish_bytes(join(training.root, TRAINING_NOTE), seal(note, indent=1))
+    plain = {name: {"json": value} if isinstance(value, list) else value for name, value in told.items()}
+    differences = {"differences": {"json": list(proof.differences)}, "digest": proof.digest}
+    return dg.MaterializeResult(
+        metadata=metadata_values({**plain, "dagster/uri": join(made.folder, PLAN_FILE)}),
+        data_version=dg.DataVersion(f"{report.digest}-{proof.digest}"),
+        check_results=[
+            dg.AssetCheckResult(
+                check_name=UNION, passed=not proof.differences, metadata=metadata_values(differences)
+            )
+        ],
+    )
+
+
+def _told(report: MadeSet, proof: Proof) -> Mapping[str, Any]:
+    """Return what is noted of the set."""
+    return {
+        "plan": join(TRAINING_FOLDER, PLAN_FILE),
+        "plan_digest": report.digest,
+        "shards": len(report.shards),
+        "samples": proof.samples,
+        "uses": pc.sum(report.plan.column("repeats")).as_py() or 0,
+        "left_out": proof.left_out,
+        "content_digest": proof.digest,
+        "splits": totals(report.plan, "split"),
+    }
+
+
+TRAINING_SET = dg.AssetSelection.assets(training_set)
+TRAINING_JOB = dg.define_asset_job(RESHARD, selection=TRAINING_SET, description="Make the set to train from.")

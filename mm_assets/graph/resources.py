@@ -1,8 +1,8 @@
 """Resources of the code location, built from the settings.
 
 `resources_from_environment` returns all of them. Defined here are those that are mere settings:
-`FilterThresholds` (filters and the scores they look at), `ImageValidation`, and `MaintainedStorage` (the
-output root that the job `maintenance` works on).
+`FilterThresholds` (filters and the scores they look at), `ImageValidation`, `TrainingRecipe`, and
+`MaintainedStorage` (the output root that the job `maintenance` works on).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,12 @@ from mm_assets.graph.asset_io import (
 from mm_assets.graph.io_manager import Workers
 from mm_assets.graph.proof import Prover
 from mm_assets.graph.raw import RawGate, RawShardIOManager, RawShards
-from mm_assets.graph.training_set import training_recipe
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage import use_stores
 from mm_assets.storage.files import storage_root
+from mm_assets.training_set import Fields
+from mm_assets.training_set.plan import Recipe
 
 
 class MaintainedStorage(dg.ConfigurableResource[None]):
@@ -191,3 +192,33 @@ def resources_from_environment() -> dict[str, Any]:
             for kind in {output.kind for output in OUTPUTS}
         },
     }
+
+
+class TrainingRecipe(dg.ConfigurableResource[Any]):
+    """The settings of the training set, and the storage root that it is made in."""
+
+    root: str = Field(description="Where outputs are stored: a directory or a URL.")
+    splits: dict[str, float] = Field(default={"train": 1.0}, description="Share of each split.")
+    split_by: str | None = Field(default=None, description="Column of samples that stay in one split.")
+    shard_bytes: int = Field(default=512 << 20, gt=0, description="Most bytes of a tar.")
+    seed: int = Field(default=0, ge=0, description="Of the order.")
+    weight_by: str | None = Field(default=None, description="Column or score that weights samples.")
+    tokens: str | None = Field(default=None, description="Column or score with the number of tokens.")
+
+    def recipe(self) -> Recipe:
+        """Return what the set is to be."""
+        fields = Fields(self.split_by, self.weight_by, self.tokens)
+        return Recipe(self.splits, self.seed, self.shard_bytes, fields=fields)
+
+
+def training_recipe(settings: Settings, root: str) -> TrainingRecipe:
+    """Return the resource of these settings."""
+    return TrainingRecipe(
+        root=root,
+        splits=dict(settings.training_split),
+        split_by=settings.training_split_by,
+        shard_bytes=settings.training_shard_size,
+        seed=settings.training_seed,
+        weight_by=settings.training_weight_by,
+        tokens=settings.training_tokens,
+    )

@@ -24,7 +24,7 @@ from mm_assets.accounting import BY_ASSET, TRAINING
 from mm_assets.automation import STALE
 from mm_assets.automation.backfills import Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
-from mm_assets.automation.whole_set import SCORED, duplicates_event
+from mm_assets.automation.whole_set import RESHARD, SCORED, duplicates_event
 from mm_assets.definitions import build_definitions
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import duplicate_filters
@@ -32,7 +32,6 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import STARTED_BY, fail_lost_runs, process_tag
 from mm_assets.graph.resources import resources_from_environment
-from mm_assets.graph.training_set import RESHARD
 from mm_assets.headless import StandingAnswer, print_seconds
 from mm_assets.headless.instance import home_in_force, open_instance, prepare_home, was_interrupted
 from mm_assets.headless.request import (

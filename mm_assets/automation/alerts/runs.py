@@ -24,13 +24,13 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.automation.alerts import NAMED, Cause, Kind, Origin
+from mm_assets.automation.whole_set import training_set
 from mm_assets.graph import dagster_internals, instance_queries
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.instance_queries import FailingPartition
 from mm_assets.graph.io_manager import LANDED, SHARDED_TAG
 from mm_assets.graph.planned_jobs import parse_failure
 from mm_assets.graph.proof import ZERO_LOSS
-from mm_assets.graph.training_set import training_set
 from mm_assets.model.errors import counted
 
 _SHOWN_STEPS = 3

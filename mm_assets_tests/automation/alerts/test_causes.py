@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.graph.training_set import training_set
+from mm_assets.automation.whole_set import training_set
 from mm_assets_tests.automation.alerts.conftest import Alerts, alerts_of
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.automation.alerts.receivers import Webhook
