@@ -69,7 +69,7 @@ def run_arguments(commands: Any) -> None:
 def run_materialize(options: argparse.Namespace) -> int:
     """Run the graph; 0 only if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven."""
     from mm_assets.headless import print_standing_answer
-    from mm_assets.headless.instance import watch_for_interrupts
+    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
     from mm_assets.pool.workers import early_workers
 
     if options.values or options.filter_preset is not None or options.filter_actions is not None:
@@ -83,6 +83,7 @@ def run_materialize(options: argparse.Namespace) -> int:
     workers = early_workers(settings.workers, settings.shard_timeout) if works_here else nullcontext()
     with workers:
         watch_for_interrupts()
+        import_dagster()
         from mm_assets.headless.request import MakeRequest
         from mm_assets.headless.run import run_graph
 
@@ -179,9 +180,10 @@ def prove_arguments(commands: Any) -> None:
 
 def run_prove(options: argparse.Namespace) -> int:
     """Prove the outputs; 0 only if every item is as it was written."""
-    from mm_assets.headless.instance import watch_for_interrupts
+    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
 
     watch_for_interrupts()
+    import_dagster()
     from mm_assets.headless.run import prove
 
     return prove(options.shards)
