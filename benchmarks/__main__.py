@@ -14,6 +14,7 @@ from benchmarks import (
     growth,
     lance_table,
     loaders,
+    mainjob,
     memory,
     orchestration,
     pages,
@@ -38,6 +39,7 @@ def main() -> int:
     modules = (
         peer,
         whole_command,
+        mainjob,
         accounting,
         attribution,
         memory,
