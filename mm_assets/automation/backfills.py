@@ -55,6 +55,7 @@ from mm_assets.graph.dagster_internals import (
 )
 from mm_assets.graph.instance_queries import (
     STARTED_BY,
+    evaluation_before,
     fail_lost_runs,
     last_evaluations,
     launch_backfill,
@@ -62,6 +63,7 @@ from mm_assets.graph.instance_queries import (
     lost_runs,
     reasons,
 )
+from mm_assets.graph.io_manager import LANDED
 from mm_assets.graph.proof import proof_keys
 from mm_assets.graph.raw import RAW_SHARDS, RawShards
 from mm_assets.graph.resources import training_recipe
@@ -382,6 +384,7 @@ class StatusFinder:
             oldest_failure=self._oldest_failure(),
             last_proof=self._last_proof(),
             training_set=self._training_set(),
+            failing_checks=self._failing_checks(),
             warnings=tuple(self._warnings),
         )
 
@@ -403,6 +406,16 @@ class StatusFinder:
         except (OSError, ValueError) as error:
             self._warnings.append(f"{error_line(error)}; the training set cannot be looked at")
             return "not known"
+
+    def _failing_checks(self) -> Mapping[str, int]:
+        """Return the shards that fail each check; `landed` is in the counts of the assets."""
+        keys = sorted(key for key in self._graph.asset_check_keys if key.name != LANDED)
+        last = {key: evaluation_before(self._instance, key, ()) for key in keys}
+        return {
+            f"{key.asset_key.to_user_string()}.{key.name}": int(str(found[1].metadata["failed"].value))
+            for key, found in last.items()
+            if found is not None and not found[1].passed and "failed" in found[1].metadata
+        }
 
     def _counts(self, asset: dg.AssetKey, proofs: Mapping[str, Mapping[str, Any]] | None) -> AssetStatus:
         kinds = Counter(why.kind for why in self._found.by_asset[asset].values())
@@ -448,6 +461,10 @@ class StatusFinder:
         counts = (found.checks, found.partitions, found.evaluations, found.failed)
         return LastProof(_text(found.at), found.run_id, by, *counts)
 
+    def due(self) -> DueShards:
+        """Return what is due of the raw shards, without those that something is about to make."""
+        return _without_busy(self._found, self._unfinished, self._versions)
+
     def outlook(self, schedules: Iterable[dg.ScheduleDefinition], automation: str) -> Outlook:
         """Return what automation will do next.
 
@@ -459,7 +476,7 @@ class StatusFinder:
         working = sum(run.status in WORKING for run in runs)
         seen = [beat.timestamp for beat in self._instance.get_daemon_heartbeats().values()]
         return Outlook(
-            due_shards=len(_without_busy(self._found, self._unfinished, self._versions).partitions()),
+            due_shards=len(self.due().partitions()),
             ticks={schedule.name: next_tick(self._instance, schedule) for schedule in schedules},
             automation=automation,
             daemon=max(seen, default=0.0) > time.time() - _DAEMON_SECONDS,

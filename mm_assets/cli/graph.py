@@ -55,7 +55,11 @@ def run_arguments(commands: Any) -> None:
     parser.add_argument(
         "--limit", type=number_of("a number of shards", 1, 18), metavar="N", help="at most N shards"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be made, and why")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be made, and why; looks into no raw shard and no benchmark",
+    )
     parser.add_argument(
         "--log-level",
         choices=LOG_LEVELS,

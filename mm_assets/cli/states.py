@@ -169,7 +169,7 @@ def run_publish(options: argparse.Namespace) -> int:
             )
     finally:
         progress.end()
-    for line in done.warnings:
+    for line in (*done.warnings, *_due_lines(root, outputs)):
         write_line(warning_line(line))
     for path in done.removed:
         print(f"removed {printable(path)}")
@@ -178,6 +178,21 @@ def run_publish(options: argparse.Namespace) -> int:
         f"{done.copied} copied, all equal ({done.read_back} read back)"
     )
     return 0
+
+
+def _due_lines(root: str, folders: Sequence[str]) -> list[str]:
+    """Return the line on shards that are due in outputs, where Dagster knows of this storage."""
+    from mm_assets.accounting import OUTPUTS, TARS, TRAINING_FOLDER
+
+    if absolute_root(Settings.load().storage) != root:
+        return []
+    with _dagster() as instance:
+        if instance is None:
+            return []
+        from mm_assets.headless.run import due_lines
+
+        assets = [output.asset for output in OUTPUTS if output.folder.partition("/")[0] in folders]
+        return due_lines(instance, [*assets, *([TARS.asset] if TRAINING_FOLDER in folders else [])])
 
 
 def tag_arguments(commands: Any) -> None:
@@ -288,7 +303,10 @@ def run_retire(options: argparse.Namespace) -> int:
             print(f"{'would retire' if options.dry_run else 'retiring'} {printable(key)}", flush=True)
         if keys and not options.dry_run:
             with located(root):
-                retire_verdicts(statistics_folder(root), keys)  # first: nothing else tells of them
+                # First: nothing else tells of them.
+                if others := retire_verdicts(statistics_folder(root), keys):
+                    have = counted(others, "other shard has", "other shards have")
+                    print(f"  {have} copies of what is gone: mm-assets run --changed filters them anew")
                 for step in retirement.run(keys, lambda gone: _forget(instance, gone)):
                     print(f"  removed from {step}", flush=True)
     if not keys and not kept:

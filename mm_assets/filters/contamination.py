@@ -36,11 +36,11 @@ from mm_assets.filters import (
 from mm_assets.filters.chain import ScoreFilter
 from mm_assets.filters.minhash import shingles, words_of
 from mm_assets.filters.scores import score_rows
-from mm_assets.formats.names import format_of
 from mm_assets.formats.parquet import publish_table, read_small_table
 from mm_assets.formats.raw_shards import location_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import detect_format, reader_for
+from mm_assets.model.errors import counted, warn_user
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.schema import RESERVED_COLUMNS
 from mm_assets.storage import without_secrets
@@ -110,20 +110,25 @@ class Benchmark:
             publish_table(self.published(folder), self.read())
 
     def read(self) -> pa.Table:
-        """Return what is known of it, in the order of the words.
+        """Return what is known of it, in the order of the words; warn of images that cannot be read.
 
         Raises:
-            OSError, ValueError: it cannot be read.
+            OSError, ValueError: it cannot be read, or is damaged: what is like the rest would stay.
         """
         from mm_assets.filters.measures import selected_measures
 
         measures = selected_measures(_SCORES).images
         parts = [_SCHEMA.empty_table()]
+        unread: list[str] = []
         with located(self.location):
             reader = _reader(self.location)
             for partition in reader.partitions():
                 for batch in reader.open(partition):
                     parts += [self._texts(batch.data), self._images(batch.data, measures)]
+                    unread += batch.data.column("materialize_error").drop_null().to_pylist()
+        if unread:
+            images = counted(len(unread), "image")
+            warn_user(f"{self.name}: {images} cannot be read and are not looked for: {unread[0]}")
         return pa.concat_tables(parts).sort_by("words")
 
     def _texts(self, table: pa.Table) -> pa.Table:
@@ -160,9 +165,7 @@ _SCORES: Final = ("sha256", "perceptual_hash", "perceptual_quality")
 
 
 def _reader(location: str) -> InterleavedReader:
-    kind = detect_format(location)
-    tolerant = {"quarantine_errors": True} if format_of(kind).raw_options else {}
-    return reader_for(kind, location, **tolerant)
+    return reader_for(detect_format(location), location)
 
 
 def _table(**columns: pa.Array) -> pa.Table:

@@ -152,8 +152,12 @@ def read_verdicts(uri: str, digest: str) -> pa.Table:
     return table
 
 
-def retire_verdicts(folder: str, shards: Collection[str]) -> None:
-    """Remove the verdicts on some shards; those on shards with copies of anything in them are outdated."""
+def retire_verdicts(folder: str, shards: Collection[str]) -> int:
+    """Remove the verdicts on some shards; those on shards with copies of anything in them are outdated.
+
+    Returns:
+        The number of other shards whose verdicts are outdated by that.
+    """
     index = VerdictIndex.read(folder)
     left = {shard: found for shard, found in index.shards.items() if shard not in shards}
     with_copies = [shard for shard, (_, digest) in left.items() if digest]
@@ -169,9 +173,11 @@ def retire_verdicts(folder: str, shards: Collection[str]) -> None:
     for shard, outdated in zip(with_copies, parallel_map(is_outdated, with_copies, folder), strict=True):
         if outdated:
             left[shard] = "", left[shard][1]
+    outdated_now = sum(left[shard] != index.shards[shard] for shard in with_copies)
     if left != index.shards:
         replace(index, shards=left).publish(folder)
     parallel_map(lambda shard: remove(verdicts_uri(folder, shard)), list(shards), folder)
+    return outdated_now
 
 
 class Verdicts:

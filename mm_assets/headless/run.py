@@ -20,8 +20,8 @@ from uuid import uuid4
 
 import dagster as dg
 
-from mm_assets.accounting import BY_ASSET, TRAINING
-from mm_assets.automation import STALE
+from mm_assets.accounting import BY_ASSET, TARS, TRAINING
+from mm_assets.automation import MISSING, STALE
 from mm_assets.automation.backfills import Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.automation.whole_set import RESHARD, SCORED, duplicates_event
@@ -133,6 +133,8 @@ def _make_training_set(log_level: str) -> int:
     """Make the training set from the tars there are, and print what came of it."""
     started = time.monotonic()
     with _instance() as instance, process_tag(instance) as process:
+        for line in due_lines(instance, [TARS.asset]):
+            print(warning_line(f"{TRAINING}: {line}"), file=sys.stderr)
         job = build_definitions().resolve_job_def(RESHARD)
         tags = {**process, STARTED_BY: "mm-assets run"}
         result = _execute(instance, job, tags, log_level=log_level)
@@ -295,6 +297,23 @@ def find_status() -> tuple[Status, Outlook]:
             return found.status(), found.outlook(schedules(settings), settings.automation)
     finally:
         gc.enable()
+
+
+def due_lines(instance: dg.DagsterInstance, assets: Collection[str]) -> list[str]:
+    """Return a line for who uses outputs as they are, where shards in them are due that were made before."""
+    resources = resources_from_environment()
+    graph, root = build_definitions().resolve_asset_graph(), resources["maintained"].root
+    by_asset = StatusFinder(instance, graph, root, resources["raw"]).due().by_asset
+    due = {
+        key
+        for asset, found in by_asset.items()
+        if asset.to_user_string() in assets
+        for key, why in found.items()
+        if why.kind != MISSING
+    }
+    shards = counted(len(due), "shard is", "shards are")
+    how = "mm-assets run --failed --changed makes what is due"
+    return [f"{shards} due, and taken as last made: {how}"] if due else []
 
 
 def _is_first_pass_due(root: str, filters: Sequence[Filter[Any]], is_whole: bool) -> bool:

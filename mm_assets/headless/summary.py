@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -254,7 +254,7 @@ class RunSummary:
         self._lines: dict[str, _Line] = defaultdict(_Line)
         self._proofs: dict[tuple[str, str], bool] = {}
         self._failed: dict[str, str] = {}
-        self._failed_checks = 0
+        self._failed_checks: Counter[str] = Counter()
         self._lost = self._of = 0.0
         self._losses: dict[str, str] = {}  # what each shard lost, in words
         self._untaken: dict[str, Any] = {}  # of each shard, columns that look like what was not taken
@@ -310,7 +310,7 @@ class RunSummary:
             asset = evaluation.asset_key.to_user_string()
             if evaluation.partition is None:
                 continue
-            self._failed_checks += not evaluation.passed
+            self._failed_checks[evaluation.check_name] += not evaluation.passed
             if evaluation.check_name == CONTENT_TAKEN:
                 self._untaken[evaluation.partition] = evaluation.metadata[COLUMNS].value
             if evaluation.check_name == SCHEMA_CONTRACT:
@@ -330,7 +330,7 @@ class RunSummary:
                 result = recorded_result(record)
                 self._add_shard(materialization(dg.AssetKey(asset), result, unchanged=True))
                 self._proofs[key, asset] = True
-                self._failed_checks += sum(not check.passed for check in result.checks)
+                self._failed_checks.update(check.name for check in result.checks if not check.passed)
 
     def add_standing(self, instance: dg.DagsterInstance) -> None:
         """Take into account what the gate found in unchanged shards when they were made."""
@@ -347,13 +347,13 @@ class RunSummary:
                 if key not in self._keys:
                     continue
                 if name == CONTENT_TAKEN:
-                    self._failed_checks += key not in self._untaken
+                    self._failed_checks[name] += key not in self._untaken
                     self._untaken.setdefault(key, evaluation.metadata[COLUMNS].value)
                 elif _is_of_all(evaluation):
-                    self._failed_checks += key not in self._odd
+                    self._failed_checks[name] += key not in self._odd
                     self._minority_types = _plain(evaluation.metadata)[MINORITY_TYPES] | self._minority_types
                 elif (key, told := f"{_OF_RAW}{name}") not in known:
-                    self._failed_checks += 1
+                    self._failed_checks[name] += 1
                     standing.shards[key].note(told, _plain(evaluation.metadata))
 
     def _expect(self, key: str, asset: str) -> None:
@@ -419,8 +419,11 @@ class RunSummary:
             figures.append(f"members and items lost{others}: {_share_text(self.loss_share, self._of)}")
         # Checks of an unchanged shard are those of the run that made it.
         is_partial = any(line.unchanged for line in self._lines.values())
-        skipped = " (unchanged shards were not checked again)" if is_partial else ""
-        print("; ".join([*figures, f"checks failed: {self._failed_checks}{skipped}"]))
+        named = ", ".join(f"{count} {name}" for name, count in sorted(self._failed_checks.items()) if count)
+        notes = [f"{named}, see above"] if named else []
+        notes += ["unchanged shards were not checked again"] if is_partial else []
+        noted = f" ({'; '.join(notes)})" if notes else ""
+        print("; ".join([*figures, f"checks failed: {self._failed_checks.total()}{noted}"]))
         if self.lossy:
             named = ", ".join(f"{key} {share:.0%}" for key, share in list(self.lossy.items())[:_NAMED])
             more = f" and {len(self.lossy) - _NAMED} more" if len(self.lossy) > _NAMED else ""

@@ -521,6 +521,7 @@ class Status:
         gone: shards with a partition whose raw shard is not there any more.
         assets: in the order of the graph.
         training_set: whether it is ``current``.
+        failing_checks: shards that fail each check, as of the last run, by ``asset.check``.
         warnings: lines on what could not be looked at.
     """
 
@@ -531,6 +532,7 @@ class Status:
     oldest_failure: OldestFailure | None
     last_proof: LastProof | None
     training_set: str = "none"
+    failing_checks: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -564,6 +566,10 @@ class Status:
             else f"{short_time(proof.at)} by {proof.by} (run {proof.run[:8]}): "
             f"{counted(proof.shards, 'shard')} in {counted(proof.outputs, 'output')}, "
             + (f"{proof.differing} of {proof.read} not as written" if proof.differing else "all as written"),
+            "checks failed": ", ".join(
+                f"{name} of {counted(shards, 'shard')}" for name, shards in self.failing_checks.items()
+            )
+            or "none",
             "training set": self.training_set,
         }
 

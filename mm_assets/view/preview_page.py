@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from mm_assets.accounting import CURATED
-from mm_assets.filters import FLAG, Bound, Filter, TextFilter, bounds_of
+from mm_assets.filters import DROP_ITEM, DROP_SAMPLE, FLAG, Bound, Filter, TextFilter, bounds_of
 from mm_assets.filters.id_list import IdFilter
 from mm_assets.filters.score_columns import SampleScoreColumns, ScoreColumns
 from mm_assets.filters.scores import SampleScore
@@ -180,7 +180,8 @@ def _share(part: int, whole: int, in_bytes: bool = False) -> str:
 
 def _action(count: FilterCount) -> str:
     if count.filter.action != FLAG:
-        return count.filter.action
+        lists_samples = count.filter.action == DROP_ITEM and SampleScore in count.filter.kinds
+        return f"{DROP_SAMPLE}, {DROP_ITEM}" if lists_samples else count.filter.action
     return f"{FLAG}s {count.flagged:,} {unit_of(count.filter)}"
 
 
@@ -198,8 +199,8 @@ def _kept(given: Count, dropped: Count) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(value)
+    if isinstance(value, tuple):  # of files the names: a page must not name folders of this machine
+        return ",".join(each.rstrip("/").rpartition("/")[2] for each in value)
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 

@@ -304,3 +304,16 @@ def test_hostile_data_stays_text(hostile: Path) -> None:
 def test_a_condition_with_markup_stays_text(root: Path) -> None:
     html = ok("preview", "--storage", root, "--set", "keep_images=format <> '<b>x</b>'", "--html", "-")
     assert "<b>x" not in html and "&lt;b&gt;x" in html
+
+
+def test_lists_of_samples_and_images_are_named_with_what_each_drops(root: Path, tmp_path: Path) -> None:
+    """The page names no folder of this machine."""
+    (tmp_path / "samples.txt").write_text("a-one\n")
+    (tmp_path / "images.csv").write_text("sample_id,position\na-two,1\n")
+    given = {"MM_DROP_IDS": f"{tmp_path}/samples.txt,{tmp_path}/images.csv"}
+    command = ("preview", "--storage", root)
+    (row,) = [line for line in ok(*command, **given).splitlines() if line.startswith("  drop_ids ")]
+    named, *_, action = cells(row)
+    assert (named, action) == ("drop_ids (drop_ids=samples.txt,images.csv)", "drop_sample, drop_item")
+    page = ok(*command, "--html", "-", **given)
+    assert "drop_ids=samples.txt,images.csv" in page and str(tmp_path) not in page

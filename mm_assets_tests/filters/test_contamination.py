@@ -120,3 +120,28 @@ def test_a_changed_benchmark_is_another_one(tmp_path: Path) -> None:
     assert Benchmark.of(before.location, 8) != before
     benchmark(tmp_path, {"id": "q1", "question": f"{QUESTION} more"})
     assert Benchmark.of(before.location, 13) != before
+
+
+def test_a_damaged_benchmark_is_refused(tmp_path: Path) -> None:
+    """What cannot be read of it would not be looked for, and what is like that would stay."""
+    lines = Path(benchmark(tmp_path, {"id": "q1", "question": QUESTION}, {"id": "q2", "question": QUESTION}))
+    cut, tar = tmp_path / "cut.jsonl", tmp_path / "short.tar"
+    cut.write_bytes(lines.read_bytes()[:-20])
+    make_tar(tar, [(f"{name}.json", {"texts": [QUESTION]}) for name in "ab"])
+    tar.write_bytes(tar.read_bytes()[:1700])
+    for damaged, told in ((cut, "cut.jsonl: line 2: not JSON"), (tar, "short.tar: byte 1536: ")):
+        chain = chain_of(filters_of(FILTERS, {"decontaminate": (str(damaged),)}))
+        assert chain is not None
+        with pytest.raises(FilterSettingError, match=f"decontaminate: {tmp_path}/{told}"):
+            chain.fitted({}, (), str(tmp_path))
+    assert not list(tmp_path.glob("*.benchmark.parquet"))
+
+
+def test_images_of_a_benchmark_that_are_not_there_are_told(tmp_path: Path) -> None:
+    location = benchmark(
+        tmp_path, {"id": "q1", "texts": [QUESTION, None, None], "images": [None, "a.jpg", "b.jpg"]}
+    )
+    with pytest.warns(
+        UserWarning, match=r"mmlu.jsonl: 2 images cannot be read and are not looked for: .*a.jpg"
+    ):
+        assert known(location).text(word_hashes(QUESTION, 13)) is not None

@@ -77,14 +77,23 @@ def test_a_fault_of_the_first_pass_is_told(project: Project, tmp_path: Path) -> 
     assert project.runs() == 1
 
 
-def test_copies_of_what_was_retired_are_looked_at_anew(project: Project) -> None:
+def test_copies_of_what_was_retired_are_looked_at_anew(project: Project, tmp_path: Path) -> None:
     exact = {"MM_DEDUP_IMAGES": "exact"}
     project.shards("abc")
     project.shard("d", "another text")
-    fine(project.run(*FILTERED, **exact))
+    fine(project.run(*FILTERED[:-1], f"{FILTERED[-1]},final_tars", **exact))
     assert filtered(project) == {"a": WHOLE, **dict.fromkeys("bcd", WHOLE[:2])}
     (project.raw / "a.tar").unlink()
-    fine(project.command("retire", **exact))
+    assert (
+        "  3 other shards have copies of what is gone: mm-assets run --changed filters them anew"
+        in fine(project.command("retire", **exact)).splitlines()
+    )
+    line = "mm-assets: warning: {}3 shards are due, and taken as last made: "
+    line += "mm-assets run --failed --changed makes what is due"
+    training = project.run("--assets", "training_set", **exact)
+    assert (training.returncode, training.stderr) == (0, f"{line.format('training_set: ')}\n")
+    published = project.command("publish", tmp_path / "there", "--outputs", "filtered", **exact)
+    assert (published.returncode, published.stderr) == (0, f"{line.format('')}\n")
     assert sorted(path.name for path in verdicts(project).glob("*")) == [
         "b.parquet",
         "c.parquet",

@@ -300,6 +300,7 @@ def test_what_it_prints_is_what_the_report_shows(mixed: Project) -> None:
     assert told["oldest failure"].startswith("c in curated_parquet, since 20")
     assert told["oldest failure"].endswith(f"UTC: {found['oldest_failure']['reason']}")
     assert told["last proof"].endswith(": 1 shard in 5 outputs, all as written"), "c, as it was made before"
+    assert told["checks failed"] == "quarantine.empty of 1 shard, raw_shards.integrity of 2 shards"
     assert told["due"] == "4 shards; MM_AUTOMATION=off here"
 
     with mixed.configured(), mixed.instance() as instance:

@@ -40,7 +40,9 @@ def test_it_starts_no_run_and_prints_the_same(project: Project) -> None:
         == before[-3]
         == ("proven: every item of 3 shards is in 5 outputs as it was written (proof/proof.json)")
     )
-    assert after[-2].endswith("checks failed: 2 (unchanged shards were not checked again)")
+    named = "checks failed: 2 (1 empty, 1 integrity, see above"
+    assert before[-2].endswith(f"{named})")
+    assert after[-2].endswith(f"{named}; unchanged shards were not checked again)")
 
 
 def test_damage_is_told_with_its_place_in_each_run(project: Project) -> None:
@@ -142,7 +144,7 @@ def test_texts_that_are_not_taken_are_told_of_in_each_run(project: Project) -> N
     assert third.startswith("nothing to do")
     for told, of in ((first, 2), (second, 3), (third, 3)):
         assert line.format(of) in told
-        assert "; checks failed: 1" in told
+        assert "; checks failed: 1 (1 content_taken, see above" in told
 
 
 def test_a_lost_proof_is_made_again(made: Project) -> None:
