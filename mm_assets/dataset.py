@@ -227,6 +227,7 @@ class Dataset:
         self, columns: Sequence[str] | None = None, max_bytes: int = _MOST_BYTES
     ) -> pandas.DataFrame:
         """Return all rows as a pandas table, integers and booleans as its nullable ones; see `to_table`."""
+        require("pandas")
         import pandas
 
         names = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
@@ -238,6 +239,7 @@ class Dataset:
         self, columns: Sequence[str] | None = None, max_bytes: int = _MOST_BYTES
     ) -> polars.DataFrame:
         """Return all rows as a Polars table; see `to_table`."""
+        require("polars")
         import polars
 
         found = polars.from_arrow(self.to_table(columns, max_bytes))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+import mm_assets
 from mm_assets.demo import make_shards
 from mm_assets.model.errors import MissingExtra, explained
 from mm_assets_tests.cli.storage_root import fill
@@ -88,6 +89,17 @@ def test_explain_needs_lance_only_for_a_table(tmp_path: Path) -> None:
     (tmp_path / "storage" / "lance" / "items.lance" / "_versions").mkdir(parents=True)
     done = _run(COMMAND, "explain", sample_id, "--storage", "storage", folder=tmp_path)
     assert (done.returncode, done.stderr) == (1, f"mm-assets: {LANCE}\n")
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_tables_of_others_name_their_library(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=0, samples=1)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra) as told:
+        getattr(mm_assets.read(str(tmp_path / "raw")), f"to_{library}")()
+    assert str(told.value) == f"to_{library}() needs {library}: pip install {library}"
 
 
 def test_the_demo_names_the_extra_and_makes_nothing(tmp_path: Path) -> None:

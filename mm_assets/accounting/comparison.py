@@ -161,6 +161,17 @@ class Dataset:
                 return replace(self.stats_as_stored, digest=digest.hexdigest(), schema=schema)
 
     @property
+    def states_types(self) -> bool:
+        """True if columns have the types that were chosen for all rows of their source.
+
+        Not so in the tar of a training set, whose samples keep the types of their sources.
+        """
+        if not all(source.states_types() for source in self.sources):
+            return False
+        of_several = [tally.schemas for tally in self._tallies if len(tally.schemas) > 1]
+        return not any(changes(known, unify_schemas(found)) for found in of_several for known in found)
+
+    @property
     def has_plain_items(self) -> bool:
         """True if the items of all lists are named as with ``plain_items``."""
         types = [field.type for tally in self._tallies for schema in tally.schemas for field in schema]
@@ -404,8 +415,8 @@ def compare(
 
     The order of items does not count, nor does a column without values, nor what a format calls the items of
     lists. Items are the same if their columns are, each in its own type. If a side's types were not chosen
-    for its own rows (`CanonicalSource.states_types`), items are also the same if they agree in the column
-    types of their whole datasets: a shard's integers may be floats in the Lance table of all shards. Data
+    for its own rows (`Dataset.states_types`), items are also the same if they agree in the column types of
+    their whole datasets: a shard's integers may be floats in the Lance table of all shards. Data
     compared with one partition of a Lance table is also taken in the types of that table.
 
     Both sides are read once. They are read again only if their digests differ or items are lost, and the
@@ -421,7 +432,7 @@ def compare(
     """
     first, second = _datasets(left, right)
     lost = list(lost)
-    normalized = not all(source.states_types() for source in (*first.sources, *second.sources))
+    normalized = not (first.states_types and second.states_types)
     known_lost = Counter(row_key(*item) for item in lost if None not in item)  # type: ignore[arg-type]
     if not known_lost and (
         first.stats_as_stored.digest == second.stats_as_stored.digest

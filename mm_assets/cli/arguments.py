@@ -82,11 +82,12 @@ class CommandParser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
-        """End with what is wrong, without the whole of a text that is far too long."""
+        """End with what is wrong, without all flags, and without the whole of a text that is far too long."""
         from mm_assets.storage import without_secrets
 
         message = without_secrets(message)
-        super().error(message if len(message) <= _MOST_SHOWN else f"{message[:_MOST_SHOWN]}…")
+        shown = message if len(message) <= _MOST_SHOWN else f"{message[:_MOST_SHOWN]}…"
+        self.exit(2, f"usage: {self.prog} --help\n{self.prog}: error: {shown}\n")
 
 
 def location(text: str) -> str:

@@ -48,7 +48,10 @@ def reshard_arguments(commands: Any) -> None:
     parser.add_argument("--to", default="webdataset", choices=_KINDS, help="format of the shards")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--shard-size", type=parsed(parse_bytes), metavar="BYTES", help="most bytes of a shard (512MiB)"
+        "--shard-size",
+        type=parsed(parse_bytes),
+        metavar="BYTES",
+        help="most bytes of a shard of several samples (512MiB)",
     )
     size.add_argument(
         "--shards", type=number_of("a number of shards", 1, 7), metavar="N", help="number of shards"
@@ -66,7 +69,7 @@ def reshard_arguments(commands: Any) -> None:
     parser.add_argument(
         "--split-by",
         metavar="COLUMN",
-        help="samples with one value of this column, or of domain(COLUMN), are in one split",
+        help="samples with one value of this column, or of domain(COLUMN) of URLs, are in one split",
     )
     parser.add_argument(
         "--weights",
@@ -127,7 +130,7 @@ def run_reshard(options: argparse.Namespace) -> int:
             ]
             made = TrainingSet(target, options.to)
             if options.dry_run:
-                _print_splits(made.plan(sources, recipe, pool), recipe.splits)
+                _print_splits(made.plan(sources, recipe, pool), recipe.splits, {})
                 for line in lost:
                     print(f"  {line}")
                 return 0
@@ -248,19 +251,28 @@ def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> 
 
 
 def _print_report(target: str, report: MadeSet, splits: Iterable[str], seconds: float) -> None:
+    from mm_assets.training_set.plan import split_of
+
     samples, nbytes = (sum(getattr(shard, name) for shard in report.shards) for name in ("samples", "nbytes"))
     kept = sum(shard.is_kept for shard in report.shards)
     print(
         f"{target}: {counted(len(report.shards), 'shard')}, {counted(samples, 'sample')}, "
         f"{nbytes / 1e6:.1f} MB, {seconds:.1f} s"
     )
-    _print_splits(report.plan, splits)
+    written: dict[str | None, list[int]] = {}
+    for shard in report.shards:
+        written.setdefault(split_of(shard.name), []).append(shard.nbytes)
+    _print_splits(report.plan, splits, written)
     if kept:
         print(f"  there already, of the same samples: {counted(kept, 'shard')}")
 
 
-def _print_splits(plan: Any, splits: Iterable[str]) -> None:
-    """Print a line for each split; a hash may leave one without samples, and this is told, too."""
+def _print_splits(plan: Any, splits: Iterable[str], written: Mapping[str | None, Sequence[int]]) -> None:
+    """Print a line for each split; a hash may leave one without samples, and this is told, too.
+
+    Args:
+        written: bytes of the shards of each split; of others what they have as tars.
+    """
     import pyarrow.compute as pc
 
     from mm_assets.training_set.plan import totals
@@ -270,14 +282,13 @@ def _print_splits(plan: Any, splits: Iterable[str]) -> None:
         mine = plan.filter(
             pc.and_(pc.equal(plan.column("split"), of["split"]), pc.is_valid(plan.column("shard")))
         )
-        sizes = (
-            mine.group_by("shard").aggregate([("source_bytes", "sum")]).column("source_bytes_sum").to_pylist()
-        )
+        tars = mine.group_by("shard").aggregate([("source_bytes", "sum")]).column("source_bytes_sum")
+        sizes = written.get(of["split"]) or tars.to_pylist()
         spread = (max(sizes) - min(sizes)) / max(sizes) if sizes else 0.0
         left_out = of["samples"] - of["used"]
         parts = [
             f"{of['split']}: {counted(len(sizes), 'shard')}, {counted(of['used'], 'sample')}",
-            f"{of['bytes'] / 1e6:.1f} MB",
+            f"{sum(sizes) / 1e6:.1f} MB" + ("" if written else " as tars"),
             f"shards differ by {spread:.2%}",
             *([f"{of['uses']} uses"] if of["uses"] != of["used"] else []),
             *([f"{of['tokens']} tokens"] if of["tokens"] is not None else []),

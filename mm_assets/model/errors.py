@@ -310,7 +310,7 @@ def unreadable_image(error: Exception) -> Fault:
     return Fault(UNDECODABLE_IMAGE, f"unreadable image: {error}")
 
 
-# Module that cannot be imported -> the feature that needs it, its package, our extra.
+# Module that cannot be imported -> the feature that needs it, its package, our extra if one brings it.
 _EXTRAS = {
     "adlfs": ("Azure Blob Storage", "adlfs", "azure"),
     "apprise": ("Sending alerts", "apprise", "dagster"),
@@ -320,7 +320,9 @@ _EXTRAS = {
     "gcsfs": ("Google Cloud Storage", "gcsfs", "gcs"),
     "huggingface_hub": ("The Hugging Face Hub", "huggingface-hub", "hub"),
     "lance": ("Lance", "pylance", "lance"),
+    "pandas": ("to_pandas()", "pandas", ""),
     "pdqhash": ("The perceptual hash", "pdqhash", "scores"),
+    "polars": ("to_polars()", "polars", ""),
     "py3langid": ("Language detection", "py3langid", "scores"),
     "pypdfium2": ("PDF", "pypdfium2", "pdf"),
     "ray": ("A run on a Ray cluster", "ray", "ray"),
@@ -332,7 +334,7 @@ _EXTRAS = {
 
 
 class MissingExtra(MmAssetsError, ImportError, ValueError):
-    """A required library is not installed; the message names the extra that installs it.
+    """A required library is not installed; the message says how to install it.
 
     It is a ``ValueError``, too, like every error that users can fix: commands and runs report it in one line.
     """
@@ -348,7 +350,8 @@ def explained(error: ImportError) -> ImportError:
     for found in (error, error.__cause__):
         if isinstance(found, ModuleNotFoundError) and found.name in _EXTRAS:
             what, package, extra = _EXTRAS[found.name]
-            return MissingExtra(f"{what} needs {package}: pip install 'mm-assets[{extra}]'", name=found.name)
+            target = f"'mm-assets[{extra}]'" if extra else package
+            return MissingExtra(f"{what} needs {package}: pip install {target}", name=found.name)
     return error
 
 

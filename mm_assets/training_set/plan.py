@@ -27,7 +27,7 @@ import xxhash
 from mm_assets.formats.names import PLAN_FILE, SPLIT_NAME, format_of
 from mm_assets.formats.tar import END_BLOCKS
 from mm_assets.formats.webdataset.client_files import SetNotes, split_paths
-from mm_assets.model.errors import DUPLICATE_ID, DataError, counted, nearest
+from mm_assets.model.errors import DUPLICATE_ID, DataError, counted, nearest, warn_user
 from mm_assets.training_set import Fields, Source
 
 PLAN_SCHEMA = pa.schema(
@@ -122,8 +122,11 @@ def make_plan(
         scanned: the samples of each tar, by its URI (`mm_assets.training_set.scan_tar`).
         file_of: returns the file of a shard, from its split and number.
 
+    What comes out otherwise than was asked for is warned of.
+
     Raises:
-        DataError: two samples have one id, a weight names no source, or the scores of a source are all 0.
+        DataError: two samples have one id, a weight names no source, the scores of a source are all 0, or no
+            sample has the value that decides on splits.
     """
     names = [source.name for source in sources]
     if unknown := [name for name in recipe.weights if name not in names]:
@@ -145,6 +148,11 @@ def make_plan(
     for number, amount in enumerate(_shard_counts(split, repeats, nbytes, recipe)):
         rows = order[(split[order] == number) & (repeats[order] > 0)]
         shard[rows] = _fitting_shards(nbytes[rows], amount, recipe)
+    for line in (
+        *_unlike_sizes(split, shard, nbytes, recipe),
+        *_empty_shares(sources, of_source, split, recipe),
+    ):
+        warn_user(line)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     rows = np.lexsort((rank, shard, split, shard < 0))
@@ -206,10 +214,49 @@ def in_slices(values: pa.ChunkedArray) -> Iterator[Any]:
 
 def _splits(samples: pa.Table, recipe: Recipe) -> Ints:
     """Return the number of each sample's split."""
+    by, without = recipe.fields.split_by, samples.column("split_value").null_count
+    if by is not None and without:
+        what = "value" if by == recipe.fields.split_column else "URL"
+        if without == len(samples):
+            raise DataError(f"split by {by}: no sample has a {what} there")
+        warn_user(
+            f"split by {by}: {without:,} of {counted(len(samples), 'sample')} have no {what} there; "
+            "a hash of their ids decides"
+        )
     hashes = _hashes(b"", pc.coalesce(samples.column("split_value"), samples.column("sample_id")))
     ends = np.cumsum(list(recipe.splits.values()))[:-1]
     bounds = np.array([min(int(end * _HASHES), _HASHES - 1) for end in ends], np.uint64)
     return np.searchsorted(bounds, hashes, side="right").astype(np.int64)
+
+
+def _empty_shares(sources: Sequence[Source], of_source: Ints, split: Ints, recipe: Recipe) -> Iterator[str]:
+    """Yield a line for each source of which a split has nothing, though others give it samples."""
+    shape = len(sources), len(recipe.splits)
+    counts = np.bincount(of_source * shape[1] + split, minlength=math.prod(shape)).reshape(shape)
+    for source, given in zip(sources, counts.tolist(), strict=True):
+        empty = [
+            name
+            for name, mine, all_ in zip(recipe.splits, given, counts.sum(axis=0), strict=True)
+            if all_ and not mine
+        ]
+        if empty and any(given):
+            line = f"{source.name}: none of its {counted(sum(given), 'sample')} fell to {', '.join(empty)}"
+            has_weight = source.name in recipe.weights and next(iter(recipe.splits)) in empty
+            yield line + (", so its weight counts for nothing" if has_weight else "")
+
+
+def _unlike_sizes(split: Ints, shard: Ints, nbytes: Ints, recipe: Recipe) -> Iterator[str]:
+    """Yield a line where shards are larger, or fewer, than was asked for."""
+    is_used = shard >= 0
+    sizes = np.bincount((split * (shard.max(initial=0) + 1) + shard)[is_used], nbytes[is_used])
+    found, larger = (int(np.count_nonzero(sizes > least)) for least in (0, recipe.shard_bytes - END_BLOCKS))
+    if recipe.shards is None and larger:
+        yield (
+            f"shards of more than {recipe.shard_bytes:,} bytes: {larger:,} of {found:,}; each is a single "
+            "sample that has more"
+        )
+    if recipe.shards is not None and found < recipe.shards:
+        yield f"{counted(found, 'shard')}, not {recipe.shards:,}: each has a sample or more"
 
 
 def _repeats(

@@ -135,6 +135,8 @@ def prove(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: Ma
         )
         compared = compare(mine, shards, names=("the sources", "the set"))
         lines = tuple(map(str, compared.differences))
+        if not lines and made.kind == "webdataset":  # whose samples were copied with their types
+            lines = ("columns of samples have other types in the set than in the sources",)
     return Proof(counts[1], digests[1].hexdigest(), len(dropped), lines, stamps)
 
 

@@ -427,7 +427,7 @@ _MOST_ID: Final = 60
 SHEET_STYLE: Final = """
 body { max-width: 72rem; }
 svg { max-width: 44rem; width: 100%; height: auto; display: block; }
-td:not(:first-child) { white-space: nowrap; }
+td:not(:first-child) { white-space: nowrap; } td:first-child { min-width: 9rem; }
 .sheet { display: flex; flex-wrap: wrap; gap: 1rem .75rem; align-items: end; }
 .sheet figure { margin: 0; width: 8.5rem; }
 .sheet.samples { align-items: start; } .sheet.samples figure { width: 20rem; }
@@ -471,7 +471,7 @@ def _counts(study: Study) -> Iterator[str]:
     names = ("items", "images", "samples", "bytes of images")
     amounts = zip(names, _shares(given - dropped, given), _shares(dropped, given), strict=True)
     yield f"<h2>{text(TOGETHER.capitalize())}</h2>"
-    yield table(("", "kept", "dropped"), list(amounts))
+    yield f'<div class="wide">{table(("", "kept", "dropped"), list(amounts))}</div>'
 
 
 def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iterator[str]:

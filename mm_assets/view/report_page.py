@@ -245,7 +245,8 @@ def _ranking(title: str, labels: Labels, unit: str) -> Iterator[str]:
             f'<td class="bar">{bars}</td></tr>'
         )
     heads = "".join(f"<th>{head}</th>" for head in ("", f"{unit} before", "after", ""))
-    yield f'<table class="labels"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    yield f'<div class="wide"><table class="labels">{body}</table></div>'
     if labels.is_cut:
         yield note("Rare ones are left out of the count")
 
@@ -259,7 +260,7 @@ def _reasons(report: Report, contents: Mapping[Any, Sequence[Any]]) -> Iterator[
         rows = [(cut(reason, 200) or "others", f"{number:,}") for reason, number in reasons[:_MOST_REASONS]]
         if others := sum(number for _, number in reasons[_MOST_REASONS:]):
             rows.append((f"{len(reasons) - _MOST_REASONS:,} other reasons", f"{others:,}"))
-        yield f'<div class="numbers">{table(("reason", "items"), rows)}</div>'
+        yield f'<div class="wide numbers">{table(("reason", "items"), rows)}</div>'
         if picks := report.picks.get(kind):
             shown = "\n".join(figure(pick, contents.get(pick, ())) for pick in picks)
             yield f'<div class="sheet">\n{shown}\n</div>'
@@ -268,7 +269,8 @@ def _reasons(report: Report, contents: Mapping[Any, Sequence[Any]]) -> Iterator[
             (kind, reason, f"{number:,}")
             for (kind, reason), number in report.flagged.most_common(_MOST_REASONS)
         ]
-        yield "<h3>Flagged, and kept</h3>" + table(("filter", "reason", "items"), flagged)
+        shown = table(("filter", "reason", "items"), flagged)
+        yield f'<h3>Flagged, and kept</h3><div class="wide">{shown}</div>'
 
 
 def _faults(report: Report) -> Iterator[str]:
@@ -288,7 +290,7 @@ def _copies(report: Report, contents: Mapping[Any, Sequence[Any]]) -> Iterator[s
         outdated = f"; {counted(copies.outdated, 'shard')} made anew since" if copies.outdated else ""
         yield note(f"{counts}, by mm-assets duplicates{outdated}. Each copy beside what stays in its place")
         largest = [(cut(name, 100), f"{number:,}") for name, number in copies.largest]
-        yield f'<div class="numbers">{table(("stays", "copies"), largest)}</div>'
+        yield f'<div class="wide numbers">{table(("stays", "copies"), largest)}</div>'
         shown = "\n".join(figures(pick, contents) for pick in copies.pairs)
         yield f'<div class="sheet{"" if what == "images" else " samples"}">\n{shown}\n</div>'
     rows = [
@@ -297,7 +299,7 @@ def _copies(report: Report, contents: Mapping[Any, Sequence[Any]]) -> Iterator[s
     ]
     if rows:
         heads = ("", "looked at", "groups of equal ones", "beyond one of each group", "largest group")
-        yield f'<div class="numbers">{table(heads, rows)}</div>'
+        yield f'<div class="wide numbers">{table(heads, rows)}</div>'
         yield note("Before the filters, over all shards with scores")
 
 

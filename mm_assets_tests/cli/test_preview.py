@@ -263,6 +263,8 @@ def test_the_page_is_one_file_with_curves_and_pictures(root: Path, tmp_path: Pat
     sources = [str(attrs["src"]) for tag, attrs in page.elements if tag == "img"]
     assert {source.partition(",")[0] for source in sources} == {"data:image/png;base64"}
     assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.elements}
+    assert html.count("<table") == len(re.findall('<div class="wide"><table', html)) == 2  # they scroll
+    assert "td:first-child { min-width: 9rem; }" in html
     svgs = re.findall("<svg.*?</svg>", html)
     assert [ElementTree.fromstring(svg)[0].text for svg in svgs] == [
         "share of images kept by max_aspect_ratio",

@@ -139,6 +139,32 @@ def test_a_file_that_two_sources_name_is_refused(made: Path, tmp_path: Path, oth
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+def test_the_bytes_of_splits_are_those_that_were_written(made: Path, tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "set"
+    split = ("--split", "train=0.5,validation=0.5")
+    told = fine(run("reshard", made / "web", target, "--to", kind, *split)).splitlines()
+    suffix = {"webdataset": ".tar", "parquet": ".parquet"}[kind]
+    written = {
+        name: sum(path.stat().st_size for path in target.rglob(f"{name}-*{suffix}"))
+        for name in ("train", "validation")
+    }
+    assert f" {sum(written.values()) / 1e6:.1f} MB, " in told[0]
+    for line, (name, nbytes) in zip(told[1:], written.items(), strict=True):
+        assert line.startswith(f"  {name}: ") and f", {nbytes / 1e6:.1f} MB, " in line
+
+
+def test_wrong_usage_is_told_without_all_flags(made: Path) -> None:
+    done = run("reshard", made / "web", "out", "--shards", 0)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "usage: mm-assets reshard --help",
+            "mm-assets reshard: error: argument --shards: not a number of shards: '0'",
+        ],
+    )
+
+
 def test_fewer_shards_than_splits_are_refused(made: Path, tmp_path: Path) -> None:
     flags = ("--shards", 1, "--split", "train=0.5,validation=0.5")
     line = only_line(run("reshard", made / "web", tmp_path / "set", *flags))
@@ -167,6 +193,13 @@ def books(tmp_path: Path) -> Path:
 def test_a_column_that_becomes_json_in_the_set_is_no_difference(books: Path, kind: str) -> None:
     command = ("reshard", books / "books", books / "web", books / "set", "--to", kind)
     assert "  proven equal to the sources: 8 samples" in fine(run(*command, "--shards", 1, "--prove"))
+
+
+def test_a_set_of_samples_of_several_types_is_what_is_made_of_it(books: Path) -> None:
+    fine(run("reshard", books / "books", books / "web", books / "set", "--shards", 1))
+    fine(run("convert", books / "set", books / "parquet", "--to", "parquet"))
+    for pair in (("set", "parquet"), ("parquet", "set")):
+        assert fine(run("verify", *(books / name for name in pair))).endswith("\nequal\n")
 
 
 @pytest.mark.parametrize(

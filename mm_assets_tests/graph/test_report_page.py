@@ -277,3 +277,11 @@ def test_of_many_shards_some_are_read_for_scores_and_all_add_up(
     assert (found.scored_shards, found.raw_shards) == (1, 4)
     assert {stage.unaccounted for stage in found.stages.values()} == {NOTHING}, "also in bytes"
     assert "Of 1 of 4 shards" in report_page(found)
+
+
+def test_tables_scroll_and_keep_their_first_column_where_the_screen_is_narrow(report: Report) -> None:
+    html = report_page(report)
+    frames = re.findall(r"(<[^<]*>)<table", html)
+    assert len(frames) == html.count("<table") > 5
+    assert all(frame.startswith('<div class="wide') for frame in frames)
+    assert ".wide { overflow-x: auto; }" in html and "td:first-child { min-width: 9rem; }" in html

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -21,6 +22,7 @@ from mm_assets.formats.names import PLAN_FILE
 from mm_assets.formats.tar import TarDamage
 from mm_assets.formats.webdataset.writer import TarFolder
 from mm_assets.model.errors import DataError
+from mm_assets.model.json_codec import json_field
 from mm_assets.pool import WorkerFailure
 from mm_assets.storage import stamps
 from mm_assets.storage.temporary import temporary_name
@@ -28,7 +30,7 @@ from mm_assets.training_set import Fields, build
 from mm_assets.training_set.build import SetExists, TrainingSet
 from mm_assets.training_set.plan import Recipe
 from mm_assets.training_set.proof import as_written, forget_damaged, make_proven, problem_of, prove, stamps_of
-from mm_assets_tests.formats.datasets import read
+from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.training_set.sets import Here, make_source, source, training_set, tree
 
 RECIPE = Recipe(splits={"train": 0.8, "validation": 0.2}, shards=4, seed=11)
@@ -332,6 +334,25 @@ def test_a_missing_sample_is_found_by_the_proof(made: Path, tmp_path: Path) -> N
     tar.write_bytes(data)
     proof = prove(target, report.plan, sources, Here())
     assert len(proof.differences) == 1 and "sample 'books/doc.003', position 0" in proof.differences[0]
+
+
+def test_a_type_that_is_another_in_the_set_is_found_by_the_proof(tmp_path: Path) -> None:
+    """Though samples of several types make both columns JSON text in all."""
+    number, text = pa.field("n", pa.int64()), json_field("n")
+    for folder, values in {
+        "numbers": [(number, 1), (text, '"x"')],
+        "texts": [(text, "1"), (text, '"x"')],
+    }.items():
+        batches = [
+            batch_of([item(f"s{place}", n=value)], [field], partition=f"part-{place}")
+            for place, (field, value) in enumerate(values)
+        ]
+        write("webdataset", tmp_path / folder, batches)
+    target = training_set(tmp_path / "set")
+    report = target.make([source(tmp_path / "numbers", "x")], Recipe(), Here())
+    assert prove(target, report.plan, [source(tmp_path / "numbers", "x")], Here()).differences == ()
+    proof = prove(target, report.plan, [source(tmp_path / "texts", "x")], Here())
+    assert proof.differences == ("columns of samples have other types in the set than in the sources",)
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,42 @@ def test_domains_decide() -> None:
     assert Fields(split_by="n").split_value(3) == "3"
 
 
+def test_what_no_sample_can_be_split_by_is_refused() -> None:
+    recipe = Recipe(splits=SPLITS, fields=Fields(split_by="domain(meta)"))
+    with pytest.raises(DataError, match=re.escape("split by domain(meta): no sample has a URL there")):
+        plan_of(recipe, sample_id=ids(3), split_value=[None] * 3)
+    with pytest.warns(
+        UserWarning, match=r"domain\(meta\): 2 of 3 samples have no URL there; a hash of their"
+    ):
+        plan_of(recipe, sample_id=ids(3), split_value=["a.org", None, None])
+
+
+def test_a_source_of_which_a_split_has_nothing_is_told() -> None:
+    web, of_web = made_up("web", sample_id=ids(20, "w"), split_value=ids(20, "v"))
+    books, of_books = made_up("books", sample_id=ids(3, "b"), split_value=["v3"] * 3)  # with a high hash
+    halves = Recipe({"train": 0.5, "validation": 0.5}, weights={"books": 2.0}, fields=Fields("lang"))
+    with pytest.warns(UserWarning) as told:
+        make_plan([web, books], {**of_web, **of_books}, halves)
+    assert [str(warning.message) for warning in told] == [
+        "books: none of its 3 samples fell to train, so its weight counts for nothing"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        (Recipe(shards=9), "3 shards, not 9: each has a sample or more"),
+        (
+            Recipe(shard_bytes=3000),
+            "shards of more than 3,000 bytes: 1 of 3; each is a single sample that has more",
+        ),
+    ],
+)
+def test_shards_unlike_those_asked_for_are_told(recipe: Recipe, line: str) -> None:
+    with pytest.warns(UserWarning, match=re.escape(line)):
+        plan_of(recipe, sample_id=ids(3), bytes=[512, 1024, 8192])
+
+
 def test_an_id_that_occurs_twice_is_refused() -> None:
     first, scanned = made_up("web", sample_id=["a", "b"])
     second, others = made_up("books", sample_id=["c", "b"])
