@@ -183,16 +183,21 @@ def run_publish(options: argparse.Namespace) -> int:
 def _due_lines(root: str, folders: Sequence[str]) -> list[str]:
     """Return the line on shards that are due in outputs, where Dagster knows of this storage."""
     from mm_assets.accounting import OUTPUTS, TARS, TRAINING_FOLDER
+    from mm_assets.storage.errors import error_line
 
     if absolute_root(Settings.load().storage) != root:
         return []
-    with _dagster() as instance:
-        if instance is None:
-            return []
-        from mm_assets.headless.run import due_lines
+    assets = [output.asset for output in OUTPUTS if output.folder.partition("/")[0] in folders]
+    assets += [TARS.asset] if TRAINING_FOLDER in folders else []
+    try:
+        with _dagster() as instance:
+            if instance is None:
+                return []
+            from mm_assets.headless.run import due_lines
 
-        assets = [output.asset for output in OUTPUTS if output.folder.partition("/")[0] in folders]
-        return due_lines(instance, [*assets, *([TARS.asset] if TRAINING_FOLDER in folders else [])])
+            return due_lines(instance, assets)
+    except (OSError, ValueError) as error:  # settings of a run; what is published is proven all the same
+        return [f"not known whether shards are due: {error_line(error)}"]
 
 
 def tag_arguments(commands: Any) -> None:

@@ -94,6 +94,11 @@ def test_copies_of_what_was_retired_are_looked_at_anew(project: Project, tmp_pat
     assert (training.returncode, training.stderr) == (0, f"{line.format('training_set: ')}\n")
     published = project.command("publish", tmp_path / "there", "--outputs", "filtered", **exact)
     assert (published.returncode, published.stderr) == (0, f"{line.format('')}\n")
+    wrong = project.command(
+        "publish", tmp_path / "there", "--outputs", "filtered", MM_DROP_IDS=str(tmp_path / "no.csv")
+    )
+    assert wrong.returncode == 0
+    assert "warning: not known whether shards are due: drop_ids: " in wrong.stderr
     assert sorted(path.name for path in verdicts(project).glob("*")) == [
         "b.parquet",
         "c.parquet",
