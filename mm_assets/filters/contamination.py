@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -165,7 +166,12 @@ _SCORES: Final = ("sha256", "perceptual_hash", "perceptual_quality")
 
 
 def _reader(location: str) -> InterleavedReader:
-    return reader_for(detect_format(location), location)
+    with warnings.catch_warnings(record=True) as of_ignored_files:
+        warnings.simplefilter("always")
+        kind = detect_format(location)
+    if of_ignored_files:
+        raise ValueError(str(of_ignored_files[0].message))
+    return reader_for(kind, location)
 
 
 def _table(**columns: pa.Array) -> pa.Table:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -135,6 +137,13 @@ def test_a_damaged_benchmark_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FilterSettingError, match=f"decontaminate: {tmp_path}/{told}"):
             chain.fitted({}, (), str(tmp_path))
     assert not list(tmp_path.glob("*.benchmark.parquet"))
+
+
+def test_a_benchmark_of_which_files_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    benchmark(tmp_path, {"id": "q1", "question": QUESTION})
+    pq.write_table(pa.table({"question": [QUESTION]}), tmp_path / "more.parquet")
+    with pytest.raises(FilterSettingError, match=r"decontaminate: .* JSON lines beside other data ignored"):
+        chain_of(filters_of(FILTERS, {"decontaminate": (str(tmp_path),)}))
 
 
 def test_images_of_a_benchmark_that_are_not_there_are_told(tmp_path: Path) -> None:
