@@ -206,8 +206,8 @@ def test_a_set_of_samples_of_several_types_is_what_is_made_of_it(books: Path) ->
     ("flags", "reason"),
     [
         (
-            ("--split-by", "site"),
-            "{0}/books/b0.tar: site is no column of its samples' metadata (price, isbn)",
+            ("--split-by", "isbn"),
+            "{0}/web/w0.tar: isbn is no column of its samples' metadata (price)",
         ),
         (("--tokens", "price"), "{0}/web/w0.tar: sample 'w00': price is '0 EUR', no number of tokens"),
         (
