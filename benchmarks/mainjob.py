@@ -1,4 +1,4 @@
-"""What `mm-assets run` costs beside its work: first runs of small shards, and runs with nothing to do."""
+"""What `mm-assets run` costs beside its work: a first run of small shards, and later ones with nothing to do."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def run(options: argparse.Namespace) -> int:
     """Run all assets over each number of shards, then again."""
     results = Results(f"mainjob-{max(options.shards)}", "Whole `mm-assets run` commands over small shards")
     results.say(
-        f"CPU seconds of the whole command, {options.rounds} rounds; median (least–greatest). *Again*: "
-        "nothing has changed, and the kept answer is printed. *Look*: the same without the answer, so that "
-        "Dagster is imported and everything looked at."
+        f"CPU seconds of the whole command, {options.rounds} rounds; median (least–greatest). *Again*: nothing "
+        "has changed, and the kept answer is printed. *Look*: the same without the answer, so that Dagster is "
+        "imported and everything looked at."
     )
     cases = [_measure(count, options.rounds) for count in options.shards]
     header = ("shards", "first run", "again", "look", "again, ms a shard", "look, ms a shard")

@@ -1,7 +1,5 @@
 """The code location: assets, their checks, jobs, sensors and resources."""
 
-from typing import Any
-
 from mm_assets.model.errors import explained
 
 try:
@@ -95,15 +93,4 @@ def build_definitions() -> dg.Definitions:
     )
 
 
-defs: dg.Definitions  # built when it is asked for: commands build their own
-
-
-def __getattr__(name: str) -> Any:
-    if name != "defs":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = build_definitions()
-    return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return [*globals(), "defs"]  # Dagster looks for it there
+defs = build_definitions()

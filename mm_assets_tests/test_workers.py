@@ -402,36 +402,3 @@ def test_workers_go_when_their_parent_is_killed(tmp_path: Path, number: signal.S
     # A pool that is closed waits 10 s for each worker that it has killed.
     assert program.wait(timeout=45) == -number
     wait_until(lambda: not any(map(is_running, pids)), seconds=5)
-
-
-def test_early_workers_serve_all_runs_of_a_command_and_end_with_it() -> None:
-    """They have nothing that was imported after them; another kind of pool is no business of theirs."""
-    ask = """
-from mm_assets.pool.workers import early_pool, early_workers
-pids = set()
-with early_workers(2, 60):
-    import colorsys
-    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-    print(early_pool(1, 60), early_pool(2, None))
-    for run in range(2):
-        with early_pool(2, 60) as pool:
-            pids.update(pool.pids())
-            print([result for _, result in pool.map(act, [("modules", "colorsys")])])
-    try:
-        for _ in pool.map(act, [("sleep", (0, n)) for n in range(9)]):
-            raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        print(pool.pids())
-print(len(pids), early_pool(2, 60), [pid for pid in pids if os.path.exists(f"/proc/{pid}")])
-"""
-    assert pool_script(ask).splitlines() == ["None None", "[[]]", "[[]]", "[]", "2 None []"]
-
-
-def test_early_workers_are_not_forced() -> None:
-    ask = """
-from mm_assets.pool.workers import early_pool, early_workers
-threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-with early_workers(2):
-    print(early_pool(2, None))
-"""
-    assert pool_script(ask) == "None\n"

@@ -27,7 +27,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from xxhash import xxh3_128_digest
 
 from mm_assets.accounting import (
     ACCOUNT_SCHEMA,
@@ -192,14 +191,18 @@ class Ledger:
             return self.items(record.asset, record.key)
         if record.lost_rows == 0:
             return ITEMS_SCHEMA.empty_table()
-        data = read_bytes(self.uri(record.asset, record.key), self._options)
-        return lost_items(self._recorded_rows(record, data))
+        return lost_items(self._recorded_rows(record))
 
     def rows(self, asset: str, partition: str) -> pa.Table | None:
         """Return the rows of an account in `ACCOUNT_SCHEMA`; None if there is none. Raises as `items`."""
         uri = self.uri(asset, partition)
         data = read_bytes(uri, self._options)
-        return None if data is None else _rows(data, uri)
+        if data is None:
+            return None
+        try:
+            return read_buffer(data, ACCOUNT_SCHEMA.names, verify=True).cast(ACCOUNT_SCHEMA)
+        except UNREADABLE as error:
+            raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error
 
     def problems(self, records: Iterable[ShardRecord]) -> dict[str, list[str]]:
         """Return a line for each small file of a shard that is not as it was written, by shard.
@@ -249,28 +252,23 @@ class Ledger:
         """Return a line if the rows of a shard's account are not those that its record was written with."""
         if record.is_earlier:  # it has digests of the files
             return ""
-        data = read_bytes(self.uri(record.asset, record.key), self._options)
-        if data is not None and _rows_digests.get(xxh3_128_digest(data)) == record.rows_digest:
-            return ""
         try:
-            self._recorded_rows(record, data)
+            self._recorded_rows(record)
         except UnreadableFile as error:
             return str(error)
         return ""
 
-    def _recorded_rows(self, record: ShardRecord, data: bytes | None) -> pa.Table:
+    def _recorded_rows(self, record: ShardRecord) -> pa.Table:
         """Return the rows of a shard's account, which must be those that its record was written with."""
-        uri = self.uri(record.asset, record.key)
-        path = uri.removeprefix(self._root)
-        if data is None:
-            raise UnreadableFile(f"{path}: missing")
+        path = self.uri(record.asset, record.key).removeprefix(self._root)
         try:
-            rows = _rows(data, uri)
+            rows = self.rows(record.asset, record.key)
         except UnreadableFile as error:
             raise UnreadableFile(str(error).removeprefix(self._root)) from error
+        if rows is None:
+            raise UnreadableFile(f"{path}: missing")
         if _digest(rows) != record.rows_digest:
             raise UnreadableFile(f"{path}: other rows than were written")
-        _rows_digests[xxh3_128_digest(data)] = record.rows_digest
         return rows
 
     def _end_of(self, uri: str) -> bytes | None:
@@ -279,17 +277,6 @@ class Ledger:
         if end is None or int.from_bytes(end[-8:-4], "little") + 8 <= len(end):
             return end
         return read_bytes(uri, self._options)
-
-
-# By the digest of an account that this process has written, or has found to be whole: that of its rows.
-_rows_digests: dict[bytes, str] = {}
-
-
-def _rows(data: bytes, uri: str) -> pa.Table:
-    try:
-        return read_buffer(data, ACCOUNT_SCHEMA.names, verify=True).cast(ACCOUNT_SCHEMA)
-    except UNREADABLE as error:
-        raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error
 
 
 # Records of remote accounts that this process has read or written: one run asks for each many times.
@@ -324,15 +311,12 @@ def _remember(uri: str, stamp: str, record: ShardRecord) -> None:
 
 def _account(record: ShardRecord, rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    rows_digest = _digest(rows)
-    fields = {**vars(record), "rows_digest": rows_digest, "lost_rows": lost_items(rows).num_rows}
+    fields = {**vars(record), "rows_digest": _digest(rows), "lost_rows": lost_items(rows).num_rows}
     sealed = seal({"format": FORMAT, **fields}).decode()
     with pq.ParquetWriter(sink, ACCOUNT_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
         writer.write_table(rows)
         writer.add_key_value_metadata({_RECORD.decode(): sealed, SHARD: record.key})
-    data = sink.getvalue().to_pybytes()
-    _rows_digests[xxh3_128_digest(data)] = rows_digest
-    return data
+    return sink.getvalue().to_pybytes()
 
 
 def record_of(data: bytes) -> ShardRecord:

@@ -1,6 +1,8 @@
 """Entry point of ``python -m mm_assets.cli``, the same as ``mm-assets``."""
 
-from mm_assets.cli import enter
+import sys
+
+from mm_assets.cli import main
 
 if __name__ == "__main__":
-    enter()
+    sys.exit(main())

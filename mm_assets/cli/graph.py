@@ -17,7 +17,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
@@ -72,29 +71,22 @@ def run_arguments(commands: Any) -> None:
 
 def run_materialize(options: argparse.Namespace) -> int:
     """Run the graph; 0 only if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven."""
-    from mm_assets.headless import print_standing_answer
-    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
-    from mm_assets.pool.workers import early_workers
+    from mm_assets.headless.instance import watch_for_interrupts
 
+    watch_for_interrupts()
     if options.values or options.filter_preset is not None or options.filter_actions is not None:
         _use_filters(options)
     is_whole = not (options.shards or options.assets or options.kinds or options.limit or options.dry_run)
-    is_loaded = "mm_assets.headless.run" in sys.modules  # then Dagster is there, and quickly asked
-    if is_whole and not is_loaded and print_standing_answer():
-        return 0
-    settings = Settings.load()
-    works_here = settings.engine == "local" and not (options.dry_run or is_loaded)
-    workers = early_workers(settings.workers, settings.shard_timeout) if works_here else nullcontext()
-    with workers:
-        watch_for_interrupts()
-        import_dagster()
-        from mm_assets.headless.request import MakeRequest
-        from mm_assets.headless.run import run_graph
+    if is_whole and "mm_assets.headless.run" not in sys.modules:  # else Dagster is there, and quickly asked
+        from mm_assets.headless import print_standing_answer
 
-        request = MakeRequest(
-            tuple(options.shards), options.assets, tuple(options.kinds or ()), options.limit
-        )
-        return run_graph(request, is_dry=options.dry_run, log_level=options.log_level)
+        if print_standing_answer():
+            return 0
+    from mm_assets.headless.request import MakeRequest
+    from mm_assets.headless.run import run_graph
+
+    request = MakeRequest(tuple(options.shards), options.assets, tuple(options.kinds or ()), options.limit)
+    return run_graph(request, is_dry=options.dry_run, log_level=options.log_level)
 
 
 def _use_filters(options: argparse.Namespace) -> None:
@@ -184,10 +176,9 @@ def prove_arguments(commands: Any) -> None:
 
 def run_prove(options: argparse.Namespace) -> int:
     """Prove the outputs; 0 only if every item is as it was written."""
-    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
+    from mm_assets.headless.instance import watch_for_interrupts
 
     watch_for_interrupts()
-    import_dagster()
     from mm_assets.headless.run import prove
 
     return prove(options.shards)

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from typing import Any, ClassVar
 
 import dagster as dg
 import sqlalchemy as db
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from dagster import Field, Noneable, StringSource
 from dagster._core.instance.types import MayHaveInstanceWeakref
 from dagster._core.storage.event_log import SqlEventLogStorageTable
@@ -183,11 +184,7 @@ def _revisions(connection: Connection) -> list[str]:
     return list(connection.scalars(db.select(_REVISION.c.version_num)))
 
 
-@cache
 def _newest() -> str:
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-
     config = Config()
     config.set_main_option("script_location", ALEMBIC_SCRIPTS_LOCATION)
     return str(ScriptDirectory.from_config(config).get_current_head())

@@ -61,7 +61,7 @@ from mm_assets.graph.planned_jobs import (
 from mm_assets.model.errors import counted
 from mm_assets.pool import J, JobPool, R, WorkerFailure
 from mm_assets.pool.ray import RayPool
-from mm_assets.pool.workers import WorkerPool, early_pool
+from mm_assets.pool.workers import WorkerPool
 from mm_assets.storage.errors import error_line, readable_store_errors
 from mm_assets.storage.files import is_remote, local_path, sweep, sweep_output
 
@@ -116,8 +116,7 @@ class Workers(ConfigurableResource[Any]):
             written = [self.storage] if self.storage and not is_remote(self.storage) else []
             read = RawLocations(self.raw_shards).local_folders()
             return RayPool(self.ray_address, self.processes, self.shard_timeout, written, read)
-        early = early_pool(self.processes, self.shard_timeout)
-        return early or WorkerPool(self.processes, time_limit=self.shard_timeout)
+        return WorkerPool(self.processes, time_limit=self.shard_timeout)
 
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]

@@ -23,10 +23,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.model.errors import warn_user
@@ -42,54 +40,6 @@ if TYPE_CHECKING:
 # How statements begin that change nothing.
 _READING = ("SELECT", "WITH", "PRAGMA", "SHOW", "EXPLAIN")
 _UNSET = re.compile(r'environment variable "(\w+)" which is not set')
-
-
-# Libraries that Dagster imports for migrations and for its daemon, a tenth of its own import.
-_DEFERRED = (
-    *("alembic", "alembic.command", "alembic.config", "alembic.script"),
-    *("alembic.runtime", "alembic.runtime.environment", "alembic.runtime.migration"),
-    "structlog",
-)
-
-
-class _Later:
-    """What `find` returns, found when this is used; while Dagster is imported, also a call of it waits."""
-
-    is_importing = False
-
-    def __init__(self, find: Callable[[], Any]) -> None:
-        self._find = find
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        later = _Later(lambda: self._find()(*arguments, **named))
-        return later if _Later.is_importing else later._find()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._find(), name)
-
-
-class _Deferred(ModuleType):
-    def __getattr__(self, name: str) -> _Later:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Later(lambda: getattr(import_module(self.__name__), name))
-
-
-def import_dagster() -> None:
-    """Import Dagster; what it takes from `_DEFERRED` libraries is imported when it is used.
-
-    Whoever imports one of them later gets the library itself.
-    """
-    held = {name: _Deferred(name) for name in _DEFERRED if name.partition(".")[0] not in sys.modules}
-    sys.modules.update(held)
-    _Later.is_importing = True
-    try:
-        import_module("dagster._core.storage.event_log")
-        import_module("dagster._core.storage.runs")
-    finally:
-        _Later.is_importing = False
-        for name in held:
-            del sys.modules[name]
 
 
 @contextmanager

@@ -216,50 +216,6 @@ class WorkerPool(JobPool):
         return f"worker killed by signal {-code} ({_signal_name(-code)}){hint}"
 
 
-class _EarlyPool(WorkerPool):
-    """Workers that are forked before a command imports what they have no use for, for all of its runs.
-
-    A run that closes the pool leaves them, unless it is interrupted; the end of the ``with`` block ends them.
-    """
-
-    def start(self) -> bool:
-        """Fork all workers, if that is safe now; return whether it is."""
-        with suppress(OSError):  # told when there is work for them
-            while len(self._workers) < self.processes and (worker := fork(self._setup())) is not None:
-                self._workers.append(worker)
-        return bool(self._workers)
-
-    def is_for(self, processes: int, time_limit: float | None) -> bool:
-        return (self.processes, self._time_limit) == (processes or available_cores(), time_limit)
-
-    def close(self) -> None:
-        if self._mapping:
-            super().close()
-
-    def __exit__(self, *exc_info: object) -> None:
-        super().close()
-
-
-_early: _EarlyPool | None = None
-
-
-@contextmanager
-def early_workers(processes: int, time_limit: float | None = None) -> Iterator[None]:
-    """Fork the workers of the `early_pool` within this block, if that is safe."""
-    global _early
-    with _EarlyPool(processes, time_limit=time_limit) as pool:
-        _early = pool if pool.start() else None
-        try:
-            yield
-        finally:
-            _early = None
-
-
-def early_pool(processes: int, time_limit: float | None) -> WorkerPool | None:
-    """Return the pool of `early_workers`, if there is one like this."""
-    return _early if _early is not None and _early.is_for(processes, time_limit) else None
-
-
 _OOM_HINT = ", as the kernel does when memory runs out: fewer workers (MM_WORKERS, --workers) need less"
 
 
@@ -433,18 +389,7 @@ def start(may_fork: bool, setup: WorkerSetup) -> Worker:
     Raises:
         OSError: the system allows no further process.
     """
-    worker = fork(setup) if may_fork else None
-    if worker is None:
-        worker = _spawn(setup)
-        _started.add(worker)
-    return worker
-
-
-def fork(setup: WorkerSetup) -> Worker | None:
-    """Fork one worker; return None where that would break it. Raises as `start`."""
-    if _would_break():
-        return None
-    worker = _fork(setup)
+    worker = _fork(setup) if may_fork and not _would_break() else _spawn(setup)
     _started.add(worker)
     return worker
 
