@@ -15,7 +15,6 @@ import argparse
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.resources import files
@@ -76,12 +75,6 @@ def run_materialize(options: argparse.Namespace) -> int:
     watch_for_interrupts()
     if options.values or options.filter_preset is not None or options.filter_actions is not None:
         _use_filters(options)
-    is_whole = not (options.shards or options.assets or options.kinds or options.limit or options.dry_run)
-    if is_whole and "mm_assets.headless.run" not in sys.modules:  # else Dagster is there, and quickly asked
-        from mm_assets.headless import print_standing_answer
-
-        if print_standing_answer():
-            return 0
     from mm_assets.headless.request import MakeRequest
     from mm_assets.headless.run import run_graph
 

@@ -31,7 +31,7 @@ from mm_assets.graph.raw import RawGate, RawShardIOManager, RawShards
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 from mm_assets.storage import use_stores
-from mm_assets.storage.files import storage_root
+from mm_assets.storage.files import absolute, lasting
 from mm_assets.training_set import Fields
 from mm_assets.training_set.plan import Recipe
 
@@ -138,7 +138,7 @@ def resources_from_environment() -> dict[str, Any]:
     """
     settings = Settings.load()
     use_stores(given_settings().stores)
-    root = storage_root(settings.storage)
+    root = _storage_root(settings.storage)
     policy = settings.on_materialize_error
     raw = RawShards(
         locations=settings.raw_shards,
@@ -222,3 +222,11 @@ def training_recipe(settings: Settings, root: str) -> TrainingRecipe:
         weight_by=settings.training_weight_by,
         tokens=settings.training_tokens,
     )
+
+
+def _storage_root(location: str) -> str:
+    """Return a URL as it is, a folder as absolute path.
+
+    Daemon, runs and workers need not share a working directory.
+    """
+    return absolute(lasting(location)).rstrip("/") or "/"

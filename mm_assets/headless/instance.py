@@ -67,7 +67,7 @@ def open_instance(home: Path, *, changes_nothing: bool = False) -> Iterator[dg.D
     with ExitStack() as opened:
         try:
             with located(place):
-                ref = InstanceRef.from_dir(str(home), config_dir=str(configuration_of(home).parent))
+                ref = InstanceRef.from_dir(str(home), config_dir=str(_configuration_of(home).parent))
                 if not changes_nothing:
                     # What is half made, or broken by two that were first, is mended for stock classes, too.
                     stock = (ref.run_storage_data, ref.event_storage_data, ref.schedule_storage_data)
@@ -196,7 +196,7 @@ def home_in_force() -> Path:
     return Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).expanduser().resolve()
 
 
-def configuration_of(home: Path) -> Path:
+def _configuration_of(home: Path) -> Path:
     """Return the ``dagster.yaml`` of a home: its own, that of the working directory, or the default."""
     found = (path for path in (home / CONFIGURATION.name, Path(CONFIGURATION.name)) if path.exists())
     return next(found, CONFIGURATION)
@@ -213,7 +213,7 @@ def prepare_home() -> Path:
     if not target.exists():
         # Another command that starts now, or after this one was killed, must not find half of it.
         aside = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(configuration_of(home), aside)
+        shutil.copyfile(_configuration_of(home), aside)
         os.replace(aside, target)
     os.environ["DAGSTER_HOME"] = str(home)
     return home

@@ -36,7 +36,6 @@ from mm_assets.graph import digest
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.planned_jobs import has_passed
-from mm_assets.headless import StandingAnswer
 from mm_assets.model.errors import DataError, counted
 from mm_assets.storage.files import join
 from mm_assets.terminal import ProgressLine
@@ -268,11 +267,7 @@ def _specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
 
 
 def up_to_date_records(
-    instance: dg.DagsterInstance,
-    definitions: dg.Definitions,
-    resources: Mapping[str, Any],
-    listing: Listing,
-    look: StandingAnswer | None = None,
+    instance: dg.DagsterInstance, definitions: dg.Definitions, resources: Mapping[str, Any], listing: Listing
 ) -> Records | None:
     """Return the records of all shards in all assets; None if a run has anything to do.
 
@@ -282,7 +277,7 @@ def up_to_date_records(
     """
     progress = ProgressLine(len(_specs(definitions)))
     try:
-        return _up_to_date_records(instance, definitions, resources, listing, progress, look)
+        return _up_to_date_records(instance, definitions, resources, listing, progress)
     except (OSError, ValueError):
         # What cannot be read is for the run: it fails what it concerns, and names it.
         return None
@@ -296,7 +291,6 @@ def _up_to_date_records(
     resources: Mapping[str, Any],
     listing: Listing,
     progress: ProgressLine,
-    look: StandingAnswer | None,
 ) -> Records | None:
     noted = instance.run_storage.get_cursor_values({_LAST_WHOLE_RUN}).get(_LAST_WHOLE_RUN)
     if not noted:
@@ -309,8 +303,6 @@ def _up_to_date_records(
     due = finder.find()
     if due.partitions() or any(due.in_progress.values()) or finder.latest_materialization() > latest:
         return None
-    if look is not None:
-        look.see_storage()
     found: dict[str, Mapping[str, ShardRecord]] = {}
     for number, asset in enumerate(due.by_asset):
         name, manager = asset.to_user_string(), _manager(graph, resources, asset)

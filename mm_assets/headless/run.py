@@ -10,10 +10,9 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from io import StringIO
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
@@ -32,10 +31,10 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import STARTED_BY, fail_lost_runs, process_tag
 from mm_assets.graph.resources import resources_from_environment
-from mm_assets.headless import StandingAnswer, print_seconds
 from mm_assets.headless.instance import home_in_force, open_instance, prepare_home, was_interrupted
 from mm_assets.headless.request import (
     MakeRequest,
+    Records,
     Selection,
     altered_shards,
     known,
@@ -154,7 +153,7 @@ def _make_training_set(log_level: str) -> int:
         print(
             f"{check.check_name}: {'passed' if check.passed else 'failed'}, digest {told['content_digest']}"
         )
-    print_seconds(started)
+    print(f"whole run: {time.monotonic() - started:.1f} s")
     return 0 if result.success and all(check.passed for check in checks) else 1
 
 
@@ -201,11 +200,10 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         is_whole = request == MakeRequest() and not listing.unmatched
         started = time.monotonic()
         if is_whole and settings.fresh_within is None:  # else the events of a run say that all is well
-            look = None if absent else StandingAnswer.begin(settings, listing)
-            if (text := _up_to_date(instance, definitions, resources, listing, look)) is not None:
-                print(text, end="")
-                print_seconds(started)
-                return 0
+            made = up_to_date_records(instance, definitions, resources, listing)
+            if made and not (summary := _unchanged(made, settings.max_loss)).lossy:
+                print(f"nothing to do: {counted(len(listing), 'shard')} up to date, as published and proven")
+                return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         root, filters = resources["maintained"].root, resources["bounds"].active()
         job = definitions.resolve_job_def(JOB)
@@ -241,8 +239,6 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
             report_inventory(instance, definitions.resolve_asset_graph(), listing)
         if is_whole and code == 0:
             note_whole_run(instance, definitions, resources, listing)
-            if not absent and (look := StandingAnswer.begin(settings, listing)) is not None:
-                _up_to_date(instance, definitions, resources, listing, look)
         return code
 
 
@@ -387,35 +383,17 @@ def _carry_out(
     return 0
 
 
-def _up_to_date(
-    instance: dg.DagsterInstance,
-    definitions: dg.Definitions,
-    resources: Mapping[str, Any],
-    listing: Listing,
-    look: StandingAnswer | None,
-) -> str | None:
-    """Return what to print where a run of everything has nothing to do, and keep it; None if it has."""
-    records = up_to_date_records(instance, definitions, resources, listing, look)
-    if not records:
-        return None
-    summary = RunSummary(records, Settings.load().max_loss)
+def _unchanged(records: Records, max_loss: float) -> RunSummary:
+    summary = RunSummary(records, max_loss)
     summary.add_unchanged(records)
-    if summary.lossy:
-        return None
-    with redirect_stdout(StringIO()) as printed:
-        print(f"nothing to do: {counted(len(listing), 'shard')} up to date, as published and proven")
-        summary.add_standing(instance)
-        summary.print(resources["raw"].locations)
-    if look is not None:
-        look.keep(printed.getvalue())
-    return printed.getvalue()
+    return summary
 
 
 def _printed(instance: dg.DagsterInstance, summary: RunSummary, locations: str, started: float) -> int:
     """Print what came of all runs, and return the exit code."""
     summary.add_standing(instance)
     summary.print(locations)
-    print_seconds(started)
+    print(f"whole run: {time.monotonic() - started:.1f} s")
     return 0 if summary.has_succeeded and summary.is_proven and not summary.lossy else 1
 
 

@@ -281,14 +281,6 @@ def lasting(uri: str, options: StorageOptions | None = None) -> str:
     return uri
 
 
-def storage_root(location: str) -> str:
-    """Return the output root of a setting: a URL as it is, a folder as absolute path.
-
-    Daemon, runs and workers need not share a working directory.
-    """
-    return absolute(lasting(location)).rstrip("/") or "/"
-
-
 def regular_file(uri: str) -> str:
     """Return the path of a local regular file, without opening it.
 
