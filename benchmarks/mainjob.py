@@ -1,4 +1,4 @@
-"""What `mm-assets run` costs beside its work: first runs of small shards, and later ones with nothing to do."""
+"""What `mm-assets run` costs beside its work: first runs of small shards, then ones with nothing to do."""
 
 from __future__ import annotations
 
