@@ -169,7 +169,7 @@ def run_publish(options: argparse.Namespace) -> int:
             )
     finally:
         progress.end()
-    for line in (*done.warnings, *_due_lines(root, outputs)):
+    for line in done.warnings:
         write_line(warning_line(line))
     for path in done.removed:
         print(f"removed {printable(path)}")
@@ -177,11 +177,15 @@ def run_publish(options: argparse.Namespace) -> int:
         f"{printable(target.url)}: {counted(done.files, 'file')} of {counted(done.nbytes, 'byte')}, "
         f"{done.copied} copied, all equal ({done.read_back} read back)"
     )
+    for line in _due_lines(root, outputs):
+        write_line(warning_line(line))
     return 0
 
 
 def _due_lines(root: str, folders: Sequence[str]) -> list[str]:
     """Return the line on shards that are due in outputs, where Dagster knows of this storage."""
+    from sqlalchemy.exc import SQLAlchemyError
+
     from mm_assets.accounting import OUTPUTS, TARS, TRAINING_FOLDER
     from mm_assets.storage.errors import error_line
 
@@ -196,7 +200,7 @@ def _due_lines(root: str, folders: Sequence[str]) -> list[str]:
             from mm_assets.headless.run import due_lines
 
             return due_lines(instance, assets)
-    except (OSError, ValueError) as error:  # settings of a run; what is published is proven all the same
+    except (OSError, ValueError, SQLAlchemyError) as error:  # what is published is proven all the same
         return [f"not known whether shards are due: {error_line(error)}"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,12 @@ def test_copies_of_what_was_retired_are_looked_at_anew(project: Project, tmp_pat
     )
     assert wrong.returncode == 0
     assert "warning: not known whether shards are due: drop_ids: " in wrong.stderr
+    broken = tmp_path / "broken"
+    shutil.copytree(project.home, broken, ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+    (broken / "history" / "runs" / "index.db").write_bytes(b"no database" * 1000)
+    wrong = project.command("publish", tmp_path / "there", "--outputs", "filtered", DAGSTER_HOME=str(broken))
+    assert wrong.returncode == 0 and "all equal" in wrong.stdout
+    assert "warning: not known whether shards are due: " in wrong.stderr
     assert sorted(path.name for path in verdicts(project).glob("*")) == [
         "b.parquet",
         "c.parquet",
