@@ -1,4 +1,4 @@
-"""Write ``mm_assets/interleaved/``: what ``from mm_assets import …`` gives, and the module of each name.
+"""Write ``mm_assets/public_names.py``: what ``from mm_assets import …`` gives, and the module of each name.
 
     python -m tools.public_names
 
@@ -16,52 +16,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "mm_assets" / "interleaved" / "__init__.py"
+TARGET = ROOT / "mm_assets" / "public_names.py"
 SOURCES = ("model", "storage", "formats", "filters", "dataset.py")  # below mm_assets/
 
-_TEMPLATE = '''"""Public names of `mm_assets` and the module of each, importable from here, too.
+_TEMPLATE = '''"""Every public name and the module that defines it.
 
-Written by ``make public-names`` from the ``__all__`` of the modules. The data model is in `mm_assets.model`.
+Written by ``make public-names`` from the ``__all__`` of the modules: change those, not this file.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from mm_assets.model.errors import explained
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
 {imports}
 
 MODULES = {modules}
-
-# Names of caches and paired tars, such as `Image`, would hide those of other libraries.
-_NOT_STARRED = ("mm_assets.formats.arrow_cache", "mm_assets.formats.paired")
-
-if not TYPE_CHECKING:  # type checkers would take any name for a public one, and this list for an empty one
-    __all__ = [name for name, module in MODULES.items() if not module.startswith(_NOT_STARRED)]
-
-    def __getattr__(name: str) -> Any:
-        return public_name(__name__, name)
-
-
-def public_name(package: str, name: str) -> Any:
-    """Return a public name for one of the packages that pass on all of them.
-
-    A submodule of that name comes first: ``mm_assets.formats.materialize`` is a module.
-
-    Raises:
-        AttributeError: There is no such name.
-        MissingExtra: Its module needs a library that is not installed.
-    """
-    module = MODULES.get(name)
-    if module is None or module == f"{{package}}.{{name}}":
-        raise AttributeError(f"module {{package!r}} has no attribute {{name!r}}")
-    try:
-        return getattr(import_module(module), name)
-    except ImportError as error:
-        raise explained(error) from None
 '''
 
 
