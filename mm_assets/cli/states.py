@@ -184,17 +184,17 @@ def run_publish(options: argparse.Namespace) -> int:
 
 def _due_lines(root: str, folders: Sequence[str]) -> list[str]:
     """Return the line on shards that are due in outputs, where Dagster knows of this storage."""
-    from sqlalchemy.exc import SQLAlchemyError
-
     from mm_assets.accounting import OUTPUTS, TARS, TRAINING_FOLDER
     from mm_assets.storage.errors import error_line
 
-    if absolute_root(Settings.load().storage) != root:
+    if find_spec("dagster") is None or absolute_root(Settings.load().storage) != root:
         return []
+    from sqlalchemy.exc import SQLAlchemyError
+
     assets = [output.asset for output in OUTPUTS if output.folder.partition("/")[0] in folders]
     assets += [TARS.asset] if TRAINING_FOLDER in folders else []
     try:
-        with _dagster() as instance:
+        with _dagster(changes_nothing=True) as instance:
             if instance is None:
                 return []
             from mm_assets.headless.run import due_lines
@@ -348,7 +348,7 @@ def _refuse_while_unfinished(instance: Any) -> None:
 
 
 @contextmanager
-def _dagster() -> Iterator[Any]:
+def _dagster(*, changes_nothing: bool = False) -> Iterator[Any]:
     """The Dagster instance in force; None without Dagster, or where no home exists."""
     from mm_assets.headless.instance import home_in_force
 
@@ -359,7 +359,7 @@ def _dagster() -> Iterator[Any]:
     from mm_assets.headless.instance import open_instance
 
     os.environ["DAGSTER_HOME"] = str(home)
-    with open_instance(home) as instance:
+    with open_instance(home, changes_nothing=changes_nothing) as instance:
         yield instance
 
 

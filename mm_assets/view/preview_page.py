@@ -198,9 +198,15 @@ def _kept(given: Count, dropped: Count) -> str:
     return f"{items} items, {images} images, {samples} samples, {nbytes} of images"
 
 
+def _without_folder(word: str) -> str:
+    """Return the name of a file, as a page must not name folders of this machine; other words as they are."""
+    is_place = word.startswith("/") or "://" in word
+    return word.rstrip("/").rpartition("/")[2] if is_place else word
+
+
 def _value(value: Any) -> str:
-    if isinstance(value, tuple):  # of files the names: a page must not name folders of this machine
-        return ",".join(each.rstrip("/").rpartition("/")[2] for each in value)
+    if isinstance(value, tuple):
+        return ",".join(map(_without_folder, value))
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from mm_assets.versions.publishing import Publication, PublishedRecord
 from mm_assets.versions.targets import FolderTarget, LocalFile, PublishError
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.graph.deployment import Deployment
+from mm_assets_tests.test_extras import COMMAND
 
 ALL = ("filtered", "webdataset", "lance", "arrow_cache")
 
@@ -64,6 +67,14 @@ def test_what_is_published_is_what_is_here(copied: Deployment, tmp_path: Path) -
         "verify", tmp_path / "pub/filtered", tmp_path / "pub/webdataset", f"{tmp_path}/pub/lance/items.lance"
     )
     assert verified.stdout.splitlines()[-1] == "equal"
+
+
+def test_without_dagster_all_is_published(copied: Deployment, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COMMAND.replace("'dagster'", "'dagster', 'sqlalchemy'"), "publish"]
+    command += [str(tmp_path / "pub"), "--storage", copied.storage, "--outputs", "filtered"]
+    environment = {**os.environ, "MM_STORAGE": copied.storage}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "all equal" in done.stdout
 
 
 def test_cards_have_figures_and_keep_the_features_of_tars(copied: Deployment, tmp_path: Path) -> None:
