@@ -28,6 +28,7 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.data_version import DATA_VERSION_TAG, get_input_data_version_tag
 
 from mm_assets.accounting import TARS, TRAINING, TRAINING_FOLDER, TRAINING_NOTE, statistics_folder
+from mm_assets.duplicates.finder import FoundDuplicates, find_duplicates, found_with
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import NO_COPIES, VerdictIndex, duplicate_filters
 from mm_assets.filters.scores import ImageScores, SampleScores
@@ -46,7 +47,7 @@ from mm_assets.training_set import our_tars, version_of
 from mm_assets.training_set.build import MadeSet, TrainingSet
 from mm_assets.training_set.plan import totals
 from mm_assets.training_set.proof import Proof, as_written, make_proven
-from mm_assets.view.whole_set import FoundDuplicates, compute_statistics, find_duplicates, found_with
+from mm_assets.view.statistics import compute_statistics
 
 SCORED: Final = ("curated_parquet", ImageScores.asset, SampleScores.asset)
 """What has to be there of all shards before any is filtered by what is known of the whole set."""

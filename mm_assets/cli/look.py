@@ -120,7 +120,7 @@ def run_statistics(options: argparse.Namespace) -> int:
     Raises:
         ValueError: for settings that do not fit, and for scores that are missing or damaged.
     """
-    from mm_assets.view.whole_set import compute_statistics
+    from mm_assets.view.statistics import compute_statistics
 
     nothing = "no condition looks at a statistic of the whole set: see docs/filters.md"
     return _run_on_whole_set(options, compute_statistics, nothing)
@@ -156,7 +156,7 @@ def run_duplicates(options: argparse.Namespace) -> int:
     Raises:
         ValueError: for settings that do not fit, and for scores that are missing or damaged.
     """
-    from mm_assets.view.whole_set import find_duplicates
+    from mm_assets.duplicates.finder import find_duplicates
 
     nothing = "set MM_DEDUP_IMAGES or MM_DEDUP_DOCUMENTS: see docs/guides/duplicates.md"
     return _run_on_whole_set(options, find_duplicates, nothing)

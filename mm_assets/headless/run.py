@@ -25,6 +25,7 @@ from mm_assets.automation.backfills import Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.automation.whole_set import RESHARD, SCORED, duplicates_event
 from mm_assets.definitions import build_definitions
+from mm_assets.duplicates.finder import find_duplicates, has_verdicts
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import duplicate_filters
 from mm_assets.formats.raw_shards import Listing
@@ -49,7 +50,7 @@ from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import exists, refuse_unwritable
 from mm_assets.terminal import INTERRUPTED, ProgressLine, fail, interrupted, shard_progress
 from mm_assets.view.overview import Status
-from mm_assets.view.whole_set import compute_statistics, find_duplicates, has_verdicts, missing_statistics
+from mm_assets.view.statistics import compute_statistics, missing_statistics
 
 
 class RunProgress:

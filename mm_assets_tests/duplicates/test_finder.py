@@ -11,9 +11,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mm_assets.duplicates.finder import _noted, _publish
 from mm_assets.duplicates.items import Documents
 from mm_assets.filters.duplicates import VerdictIndex
-from mm_assets.view.whole_set import _noted, _publish
 
 SHARDS = "abcdef"
 NO_IMAGES = pa.table({"sample_id": pa.array([], pa.string()), "sha256": pa.array([], pa.string())})

@@ -1,7 +1,6 @@
-"""What is found out about the whole set: its duplicates, and the statistics that conditions look at.
+"""Finding of duplicates among all shards of a storage, and the publishing of the verdicts on each.
 
-What is looked at are stored scores, and columns of curated Parquet: nothing is decoded, and no image or text
-is read. Duplicates are searched so:
+What is compared are stored scores: nothing is decoded, and no image or text is read.
 
 * Documents come first, then the images of those that stay: a document that goes takes no picture with it that
   is kept nowhere else. What other filters drop counts for nothing, for the same reason, and copies of images
@@ -29,7 +28,7 @@ from mm_assets.accounting import CURATED, DERIVED_FOLDERS, statistics_folder
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.duplicates import Clusters
 from mm_assets.duplicates.items import Documents, Images, OrderedItems
-from mm_assets.filters import FLAG, KEYS, Filter, spelled
+from mm_assets.filters import FLAG, KEYS, Filter
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.duplicates import (
     HOW_TO_FIND,
@@ -43,23 +42,17 @@ from mm_assets.filters.duplicates import (
     read_verdicts,
     verdicts_uri,
 )
-from mm_assets.filters.measure import DECODE_ERROR, Score, decoding, digest_of_scores
-from mm_assets.filters.measures import MeasureSelection, known_measures, names_of
+from mm_assets.filters.measure import DECODE_ERROR, decoding, digest_of_scores
+from mm_assets.filters.measures import MeasureSelection, names_of
 from mm_assets.filters.registry import measures_for, opened
-from mm_assets.filters.scores import ImageScore, SampleScore
-from mm_assets.filters.set_statistics import (
-    StatisticError,
-    StatisticsCollector,
-    StatisticsFile,
-    score_or_column,
-)
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
 from mm_assets.model.errors import counted, warn_user
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
 from mm_assets.storage.stamps import parallel_map
-from mm_assets.view.preview_scores import IMAGES, SAMPLES, ScoredShard, StoredScores, how_to_measure
+from mm_assets.view.preview_scores import IMAGES, SAMPLES, StoredScores
+from mm_assets.view.statistics import require_scores
 
 _AHEAD: Final = 8  # shards that are read while others are looked at
 _LARGEST: Final = 5  # clusters that are named
@@ -115,12 +108,11 @@ class FoundDuplicates:
         """Return what was found, for people."""
         if not self.found:
             return []
+        left_out = [
+            f"without {counted(len(shards), 'shard')} {reason}" for reason, shards in self.left_out.items()
+        ]
         changed = f"{len(self.changed)} of {counted(self.shards, 'shard')} with other verdicts than before"
-        return [*(line for found in self.found for line in found.lines()), changed, *_without(self.left_out)]
-
-
-def _without(left_out: Mapping[str, Sequence[str]]) -> list[str]:
-    return [f"without {counted(len(shards), 'shard')} {reason}" for reason, shards in left_out.items()]
+        return [*(line for found in self.found for line in found.lines()), changed, *left_out]
 
 
 def find_duplicates(
@@ -339,102 +331,3 @@ def _publish(
     parallel_map(mend, unchanged, folder)
     VerdictIndex(settings, published).publish(folder)
     return changed
-
-
-@dataclass(frozen=True)
-class ComputedStatistics:
-    """Statistics that were computed.
-
-    Attributes:
-        values: number of values of each, by name.
-        shards: number of the shards that they are of.
-        left_out: shards without scores of their rows as they are, by the reason.
-    """
-
-    values: Mapping[str, int]
-    shards: int
-    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def lines(self) -> list[str]:
-        """Return what was computed, for people."""
-        return [
-            *(
-                f"{name}: {counted(values, 'value')} of {counted(self.shards, 'shard')}"
-                for name, values in self.values.items()
-            ),
-            *_without(self.left_out),
-        ]
-
-
-def missing_statistics(root: str, filters: Iterable[Filter[Any]]) -> list[str]:
-    """Return the statistics that filters look at and that were not computed, sorted."""
-    wanted = {name for judge in filters for name in judge.statistics()}
-    newest = StatisticsFile.newest(statistics_folder(root)) if wanted else None
-    return sorted(wanted.difference(newest.read().counted if newest is not None else ()))
-
-
-def compute_statistics(
-    root: str, filters: Iterable[Filter[Any]], progress: Callable[[int, int], None] = lambda done, of: None
-) -> ComputedStatistics:
-    """Compute the statistics that filters look at, and keep them in the storage.
-
-    Args:
-        root: storage root.
-        filters: those that are turned on.
-        progress: called with the shards that are done, and their number.
-
-    Raises:
-        StatisticError: a statistic cannot be computed, or scores that it is computed of are not stored.
-        ValueError: there are no scores, or a file of them is damaged; in one line.
-    """
-    filters = [judge for judge in filters if judge.statistics()]
-    if not filters:
-        return ComputedStatistics({}, 0)
-    stored = StoredScores(root, most=None)
-    measures = measures_for(filters)
-    require_scores(stored, measures)
-    columns = sorted({name for judge in filters for name in judge.columns()})
-    schemas = stored.schemas() if columns else {}
-    for judge in filters:
-        judge.fitted(schemas, (), "")
-    kinds = {name: kind for judge in filters for kind in judge.kinds for name in judge.statistics()}
-    with StatisticsCollector(kinds) as collector:
-        for done, file_name in enumerate(stored.shards, start=1):
-            shard = stored.read(
-                file_name, names_of(measures.images), names_of(measures.samples), columns=columns
-            )
-            for name, kind in kinds.items():
-                collector.add(name, _values(shard, kind, score_or_column(name)))
-            progress(done, len(stored.shards))
-        table = collector.table()
-    StatisticsFile.publish(statistics_folder(root), table)
-    return ComputedStatistics(collector.counted, len(stored.shards), stored.left_out)
-
-
-def require_scores(stored: StoredScores, measures: MeasureSelection) -> None:
-    """Refuse to compute anything of scores that some shards lack.
-
-    Raises:
-        StatisticError: in one line that names a score, and says how to have it measured.
-    """
-    if missing := stored.missing(measures):
-        name, shards = next(iter(missing.items()))
-        raise StatisticError(f"{counted(shards, 'shard')} without the score {name}; {how_to_measure([name])}")
-
-
-def _values(shard: ScoredShard, kind: type[Score], of: str) -> pa.Array | pa.ChunkedArray:
-    """Return the values of a score or column of the images, texts or samples of a shard."""
-    scores: Mapping[Any, Any]
-    if kind is SampleScore:
-        scores = dict(shard.samples)
-    else:
-        scores = shard.scores if kind is ImageScore else shard.item_refusals.texts
-    known = known_measures()
-    if of in kind.types(known.images if kind is ImageScore else known.samples):
-        return pa.array([score.get(of) for score in scores.values()])
-    columns = shard.row_keys.columns
-    assert columns is not None, "columns are read where a statistic is computed of one"
-    take: Any = columns.of_samples if kind is SampleScore else columns.of_items
-    found = take(list(scores), [of])
-    name = spelled(of, found.column_names)
-    return pa.nulls(len(scores)) if name is None else found.column(name)
