@@ -53,10 +53,17 @@ from mm_assets.storage.listing import expand_paths, names_in, packed_line, pdf_l
 _NO_LINES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES, *ZIP_SUFFIXES)
 
 
-def detect_format(source: str, options: StorageOptions | None = None) -> str:
+def detect_format(
+    source: str,
+    options: StorageOptions | None = None,
+    tell_ignored: Callable[[str], None] = warn_user,
+) -> str:
     """Return the format of a file, folder, glob or URL, by names alone.
 
-    Parquet files beside tars, and JSON lines beside any other data, are ignored, with a warning.
+    Parquet files beside tars, and JSON lines beside any other data, are ignored.
+
+    Args:
+        tell_ignored: called with a line about files that are ignored.
 
     Raises:
         FileNotFoundError: for a path that does not exist, and for a folder without data.
@@ -80,12 +87,12 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         return "jsonl"
     names, incidental = _without_incidental(names)
     if incidental:
-        warn_user(_incidental_line(source, incidental))
+        tell_ignored(_incidental_line(source, incidental))
     chosen, passed_over = first_kind([name for name in names if name.lower().endswith(_NO_LINES)])
     found = _formats_of(set(names).difference(passed_over))
     if passed_over and len(found) == 1:
         for line in passed_over_lines(source, chosen, passed_over):
-            warn_user(line)
+            tell_ignored(line)
     elif passed_over:
         found |= _formats_of(passed_over)
     if not found:

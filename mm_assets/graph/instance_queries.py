@@ -39,11 +39,7 @@ from dagster._core.definitions.selector import (
     PartitionsSelector,
 )
 from dagster._core.errors import DagsterDefinitionChangedDeserializationError
-from dagster._core.execution.backfill import (
-    BulkActionsFilter,
-    BulkActionStatus,
-    PartitionBackfill,
-)
+from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus, PartitionBackfill
 from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import (

@@ -116,13 +116,11 @@ def make_plan(
     recipe: Recipe,
     file_of: Callable[[str, int], str] = shard_name,
 ) -> pa.Table:
-    """Return the plan.
+    """Return the plan; warn of what comes out otherwise than was asked for.
 
     Args:
         scanned: the samples of each tar, by its URI (`mm_assets.training_set.scan_tar`).
         file_of: returns the file of a shard, from its split and number.
-
-    What comes out otherwise than was asked for is warned of.
 
     Raises:
         DataError: two samples have one id, a weight names no source, the scores of a source are all 0, or no

@@ -17,8 +17,10 @@ from mm_assets.pool import WorkerFailure
 from mm_assets.pool.workers import failure_of
 from mm_assets.training_set import SCANNED, Source, SourceTar, our_tars
 from mm_assets.training_set.build import TrainingSet
+from mm_assets.training_set.plan import Recipe
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
+RECIPE = Recipe(splits={"train": 0.8, "validation": 0.2}, shards=4, seed=11)
 EXTRAS = (pa.field("url", pa.string()), pa.field("tokens", pa.int64()), pa.field("quality", pa.float64()))
 
 
