@@ -137,9 +137,17 @@ class DagsterDev:
         return dg.DagsterInstance.from_config(str(self.home))
 
     def wait_for(self, condition: Callable[[dg.DagsterInstance], T | None], seconds: float, what: str) -> T:
-        """`wait_for` what its storage says; opened once, for that costs more CPU than to ask it."""
+        """`wait_for` what its storage says; opened once, for that costs more CPU than to ask it.
+
+        Raises:
+            TimeoutError: with a note of what there is instead.
+        """
         with self.instance() as instance:
-            return wait_for(lambda: condition(instance), seconds, what)
+            try:
+                return wait_for(lambda: condition(instance), seconds, what)
+            except TimeoutError as error:
+                error.add_note(_state(instance))
+                raise
 
     # --- GraphQL ---
 
@@ -333,6 +341,24 @@ def wait_for(condition: Callable[[], T | None], seconds: float, what: str, pause
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
         time.sleep(pause)
     return value
+
+
+def _state(instance: dg.DagsterInstance) -> str:
+    """Runs, backfills and the latest ticks: what a test that waited in vain needs to say why."""
+    lines = [f"at {time.time():.0f}:"]
+    for record in instance.get_run_records(limit=30):
+        run = record.dagster_run
+        times = f"{record.create_timestamp.timestamp():.0f} {record.start_time} {record.end_time}"
+        lines.append(f"run {run.run_id} {run.job_name} {run.status.value} {times} {dict(run.tags)}")
+    for backfill in instance.get_backfills():
+        lines.append(
+            f"backfill {backfill.backfill_id} {backfill.status.value} {backfill.title} {backfill.error}"
+        )
+    for state in instance.all_instigator_state():
+        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=3):
+            what = tick.skip_reason or tick.error or ""
+            lines.append(f"tick {state.instigator_name} {tick.timestamp:.0f} {tick.status.value} {what}")
+    return "\n".join(lines)
 
 
 def _heed_signals() -> None:

@@ -16,7 +16,6 @@ from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, backfills, ended
-from mm_assets_tests.live.daemon import wait_for
 
 pytestmark = pytest.mark.live
 
@@ -47,12 +46,12 @@ def test_what_is_due_is_made_and_a_killed_server_completes_it(sqlite: Storage) -
                 os.kill(pid, signal.SIGKILL)
     assert storage.tars() != KEYS
     with storage.dev(MM_AUTOMATION="all", MM_REFRESH_CRON="* * * * *") as dev, dev.instance() as instance:
-        (title,) = wait_for(lambda: ended(1)(instance), 2 * SECONDS, "the backfill whose server was killed")
+        (title,) = dev.wait_for(ended(1), 2 * SECONDS, "the backfill whose server was killed")
         assert title.startswith("3 shards: ")
         reasons = {"1 never made", "1 failed before", "1 the raw shard has changed"}
         assert set(title.removeprefix("3 shards: ").split(", ")) == reasons
         then = time.time()
-        wait_for(lambda: refreshed_since(instance, then), SECONDS, "a later tick of the schedule")
+        dev.wait_for(lambda known: refreshed_since(known, then), SECONDS, "a later tick of the schedule")
         assert backfills(instance) == [("COMPLETED_SUCCESS", title)]
         of_backfill = instance.get_runs(dg.RunsFilter(job_name="__ASSET_JOB"), limit=2)
         assert [each.status.value for each in of_backfill] == ["SUCCESS", "FAILURE"]

@@ -64,13 +64,14 @@ def webhook(port: int = 0) -> Iterator[Webhook]:
             hook.attempts.append(message)
             status = hook.answers.pop(0) if hook.answers else 200
             time.sleep(hook.silence)
+            body, length = hook.body, hook.length  # now: a test may set the next answer once it has this one
             if status == 200:
                 hook.received.append(message)
             self.send_response(status)
-            self.send_header("Content-Length", "0" if hook.body is None else str(hook.length))
+            self.send_header("Content-Length", "0" if body is None else str(length))
             self.end_headers()
             with suppress(ConnectionError):
-                for part in hook.body or ():
+                for part in body or ():
                     self.wfile.write(part)
                     hook.sent += len(part)
 
