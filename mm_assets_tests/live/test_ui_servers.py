@@ -106,7 +106,9 @@ def test_nothing_outlives_it_nor_keeps_a_next_one_away(ui: DagsterDev) -> None:
     wait_for(lambda: ui.run_status(run) == "STARTED", SECONDS, "the run")
     told = ui.log()
     assert end(ui, signal.SIGKILL) == -signal.SIGKILL
-    assert ui.log() == told
+    # One that sees another gone before it is killed itself may begin to end.
+    more = ui.log().removeprefix(told).splitlines()
+    assert [line for line in more if "shutting down" not in line.lower()] == []
     with ui.instance() as instance:
         record = instance.get_run_by_id(run)
         assert record is not None and record.status is dg.DagsterRunStatus.STARTED
