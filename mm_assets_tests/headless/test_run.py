@@ -289,12 +289,14 @@ def test_a_terminal_without_such_letters(tmp_path: Path) -> None:
 def test_an_interrupt_that_a_parent_blocks_is_received() -> None:
     """With Ray nothing else takes the block away, as `multiprocessing` does when it starts a process."""
     code = (
-        "from mm_assets.headless.instance import watch_for_interrupts as watch; watch(); print(flush=True); "
+        "import time; from mm_assets.headless.instance import watch_for_interrupts as watch; watch(); "
+        "print(flush=True); "
     )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        # Another thread gets the signal, which ends no long sleep of this one.
         process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}import time; time.sleep(60)"], stdout=subprocess.PIPE
+            [sys.executable, "-c", f"{code}[time.sleep(0.05) for _ in range(1200)]"], stdout=subprocess.PIPE
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
