@@ -15,6 +15,7 @@ from mm_assets_tests.cli.commands import run
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 
+pytestmark = pytest.mark.usefixtures("project")  # runs are in memory
 PICTURES = [picture(number) for number in range(4)]
 
 

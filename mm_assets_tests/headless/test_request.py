@@ -15,8 +15,7 @@ from mm_assets_tests.headless.conftest import ASSETS, Project
 SOME = ("--missing", "--failed", "--changed")
 
 
-def test_missing_shards_a_few_at_a_time(project_on_disk: Project) -> None:
-    project = project_on_disk
+def test_missing_shards_a_few_at_a_time(project: Project) -> None:
     project.shards("abcde")
     assert project.plan("--limit", "2") == [
         f"missing: never made: 2 shards in {len(ASSETS)} assets (a, b)",

@@ -23,6 +23,7 @@ from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.deployment import Loading
+from mm_assets_tests.headless.conftest import Project
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def _settings(folder: Path, locations: str) -> dict[str, str]:
 
 
 def run_over(folder: Path, locations: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """The same in this process, as `mm-assets run`."""
+    """The same in this process, as `mm-assets run`; with `project`, its runs are in memory."""
     return run("run", **{**_settings(folder, locations), **variables})
 
 
@@ -51,7 +52,7 @@ def test_the_demo_prints_its_thresholds_for_make_ui(tmp_path: Path) -> None:
     assert "-m mm_assets.demo --exports)" in shown
 
 
-def test_partitions_of_shards_that_are_gone(tmp_path: Path) -> None:
+def test_partitions_of_shards_that_are_gone(tmp_path: Path, project: Project) -> None:
     """They are told, and neither made nor forgotten: `mm-assets retire` does that."""
     gone = make_shards(tmp_path / "raw", members=2, pdf=0, samples=2)[1]
     assert run_over(tmp_path, str(tmp_path / "raw")).returncode == 0
@@ -62,7 +63,7 @@ def test_partitions_of_shards_that_are_gone(tmp_path: Path) -> None:
         "mm-assets: warning: 1 raw shard is gone, or not in MM_RAW_SHARDS any more; "
         "the outputs stay: web-00001 (mm-assets retire removes them)\n"
     )
-    with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
+    with project.instance() as instance:
         known = instance.get_dynamic_partitions("shards")
     assert list(known) == ["web-00000", "web-00001"]
 
@@ -106,7 +107,7 @@ def test_what_is_wrong_with_raw_shards_is_told_in_lines(tmp_path: Path) -> None:
     assert printed_by_tail == []  # on a busy machine Dagster ends it before it has printed them all
 
 
-def test_partitions_of_a_folder_that_is_gone_are_not_forgotten(tmp_path: Path) -> None:
+def test_partitions_of_a_folder_that_is_gone_are_not_forgotten(tmp_path: Path, project: Project) -> None:
     for name in "ab":
         make_tar(tmp_path / name / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "images": [None]})])
     locations = f"{tmp_path}/a {tmp_path}/b"
@@ -123,7 +124,7 @@ def test_partitions_of_a_folder_that_is_gone_are_not_forgotten(tmp_path: Path) -
     assert done.stdout.count("b/b") == 3, "in its own line, in that of the proof, and nowhere else"
 
 
-def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path) -> None:
+def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path, project: Project) -> None:
     """One is absent, one has types that do not fit, one fails in an asset further on: what only follows from
     that is not repeated.
     """
@@ -151,7 +152,7 @@ def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path)
     )
 
 
-def test_shards_that_turn_a_column_into_json_text_are_told_once(tmp_path: Path) -> None:
+def test_shards_that_turn_a_column_into_json_text_are_told_once(tmp_path: Path, project: Project) -> None:
     for name in "abcde":
         year = "1999" if name in "bd" else 1999
         make_tar(tmp_path / "raw" / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "year": year})])
@@ -166,7 +167,7 @@ def test_shards_that_turn_a_column_into_json_text_are_told_once(tmp_path: Path) 
         assert (done.returncode, done.stdout.count("year")) == (0, 1)
         assert line in done.stdout.splitlines() and done.stdout.count("schema_contract") == 1
     assert "year" not in run("run", "a", **settings).stdout
-    with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
+    with project.instance() as instance:
         check = dg.AssetCheckKey(dg.AssetKey("raw_shards"), "schema_contract")
         found = failing_shards(instance, check, 100)
     assert {(key, each.severity) for key, each in found.items()} == {
@@ -176,12 +177,12 @@ def test_shards_that_turn_a_column_into_json_text_are_told_once(tmp_path: Path) 
     assert {each.metadata["summary"].value for each in found.values()} == {line.partition(";")[0]}
 
 
-def test_after_a_run_every_check_of_each_asset_is_evaluated(tmp_path: Path) -> None:
+def test_after_a_run_every_check_of_each_asset_is_evaluated(tmp_path: Path, project: Project) -> None:
     """With `up_to_date`: no sensor has looked. But for the training set, which no run makes unless asked."""
     make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
     for arguments in ((), ("a",)):
         assert run("run", *arguments, **_settings(tmp_path, str(tmp_path / "raw"))).returncode == 0
-        with dg.DagsterInstance.from_config(str(tmp_path / "home")) as instance:
+        with project.instance() as instance:
             every = build_definitions().resolve_asset_graph().asset_check_keys
             keys = [key for key in every if key.asset_key.to_user_string() != "training_set"]
             records = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
@@ -370,7 +371,9 @@ FILTERS = (Hanging,)
 """
 
 
-def test_a_shard_that_never_ends_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_never_ends_fails_alone(
+    tmp_path: Path, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its worker is ended after `MM_SHARD_TIMEOUT`, and no asset that is made from it waits."""
     pictures = {"hangs": picture(0)[1], "lands": picture(1)[1]}
     for name, image in pictures.items():
