@@ -22,7 +22,6 @@ from mm_assets_tests.warm_workers import end_warm_workers
 
 LIVE = ROOT / "live"
 LONGEST = LIVE / "test_operators_day.py"
-WITH_LIVE = 0.6  # the share of the other files that those with daemons are spread over
 
 # Without deadlines: how long an example takes is a matter of the machine, not of the code under test. The
 # same examples each time: what fails, fails for all. MM_TESTS_EXAMPLES asks for more, others each time.
@@ -71,16 +70,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)  # those of other markers are gone then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files with real daemons over the others, the longest first: they mostly wait, while other
-    processes work on the rest. The last of the others have none beside them, else one that takes minutes
-    would be left at the end.
+    """Spread the files with real daemons over those with runs and commands, the longest first: they mostly
+    wait, while other processes work on the rest. Those of the fast tier come last, a few seconds each: no
+    core is left idle at the end, and none waits for a file that takes minutes.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     live = sorted((path for path in files if path.is_relative_to(LIVE)), key=lambda path: path != LONGEST)
-    order = [path for path in files if path not in live]
-    distance = int(WITH_LIVE * len(order) / len(live)) if live else 0
+    order = sorted((path for path in files if path not in live), key=is_fast)
+    distance = sum(not is_fast(path) for path in order) // len(live) if live else 0
     for number, path in enumerate(live):
         order.insert(number * (distance + 1), path)
     items[:] = [item for path in order for item in files[path]]
