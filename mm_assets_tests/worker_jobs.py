@@ -28,6 +28,11 @@ def act(order: tuple[str, Any]) -> Any:
         case ("sleep", (seconds, value)):
             time.sleep(seconds)
             return value
+        case ("wait for", path):
+            end = time.monotonic() + 60
+            while not Path(path).exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            return "waited"
         case ("raise", message):
             raise ValueError(message)
         case ("signal", number):

@@ -160,7 +160,7 @@ def test_a_run_whose_process_is_killed_is_made_up_for(project_on_disk: Project) 
     """To Dagster it goes on for ever: its shards would count as in progress."""
     project = project_on_disk
     note = project.folder / "started"
-    wait = f"open({str(note)!r}, 'w').close(); import time; time.sleep(60)"
+    wait = f"open({str(note)!r}, 'w').close(); import time; time.sleep(600)"
     (project.folder / "sitecustomize.py").write_text(STILLBORN.format(wait))
     project.shards("ab")
     variables = environment(
