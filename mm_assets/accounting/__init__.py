@@ -150,6 +150,7 @@ LOST_IDS = "lost_ids"
 PUBLISHED = "published"
 """In an account of `CURATED`: schema and columns that the shard was published with (`published_to_text`)."""
 INDEXES = ("surveys", "published", "tars")
+_OF_ACCOUNTS = "accounts"
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,11 @@ def index_folder(root: str, kind: str) -> str:
     return join(root, "ledger", "index", kind)
 
 
+def account_index_folder(root: str, asset: str) -> str:
+    """Return where a storage root has the `FileIndex` of the accounts of an asset."""
+    return join(index_folder(root, _OF_ACCOUNTS), partition_filename(asset))
+
+
 def lists_folder(root: str) -> str:
     """Return where a storage root keeps the lists of ids that its filters have applied."""
     return join(root, "ledger", "lists")
@@ -214,6 +220,7 @@ def account_folders(root: str, asset: str) -> list[str]:
     below = [f"accounts/{name}", "raw_shards"]
     return [
         *(index_folder(root, kind) for kind in INDEXES),
+        account_index_folder(root, asset),
         *(os.path.join(ledger, folder) for folder in below),
         os.path.join(root, "proof"),
         os.path.join(root, "proof", name),

@@ -13,20 +13,21 @@ Earlier releases kept the record (``ledger/<asset>/<partition>.json``), the lost
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from mm_assets.accounting import (
     ACCOUNT_SCHEMA,
@@ -35,6 +36,7 @@ from mm_assets.accounting import (
     ITEMS_SCHEMA,
     PUBLISHED,
     ShardRecord,
+    account_index_folder,
     account_rows,
     account_table,
     digest_files,
@@ -46,6 +48,7 @@ from mm_assets.accounting import (
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import SHARD, UNREADABLE, UnreadableFile, read_buffer
 from mm_assets.model.digest import ContentDigest
+from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import (
     StorageOptions,
     filesystem,
@@ -58,7 +61,7 @@ from mm_assets.storage.files import (
     remove,
     sync,
 )
-from mm_assets.storage.small_files import seal, unseal
+from mm_assets.storage.small_files import KnownFiles, content_etag, seal, unseal
 from mm_assets.storage.stamps import files_in, parallel_map
 
 log = logging.getLogger(__name__)
@@ -66,8 +69,17 @@ log = logging.getLogger(__name__)
 LEDGER_FOLDER = "ledger"
 ACCOUNTS_FOLDER = "accounts"
 FORMAT = 5
+_SUFFIX = ".parquet"
 _RECORD = b"mm_assets:record"  # key in the Parquet metadata
 _END_BYTES = 64 << 10  # of a remote account: enough for most records, however many items were lost
+
+
+@dataclass(frozen=True)
+class _Account:
+    """A record; None if its account or a small file is damaged. By path, the etags of what was read."""
+
+    record: ShardRecord | None
+    etags: Mapping[str, str] = field(default_factory=dict)
 
 
 class Ledger:
@@ -132,6 +144,41 @@ class Ledger:
         resolved = {name: replace(one, uri=self._absolute(one.uri)) for name, one in earlier.items()}
         return resolved | found
 
+    def whole_records(
+        self, asset: str, partitions: Iterable[str], *, keeps: bool = True
+    ) -> dict[str, ShardRecord]:
+        """Return the records of those shards whose account and small files are as they were written.
+
+        What was found so before, and has the stamps of then, is not read again (`KnownFiles`). What an
+        earlier release has left is read each time.
+
+        Args:
+            keeps: whether to keep what is read now, for the next time.
+        """
+        names = {partition_filename(partition): partition for partition in partitions}
+        folder = self.folder(asset).removeprefix(self._root)
+        index = account_index_folder("", asset)
+        known = KnownFiles(self._root, folder, _SUFFIX, index, self._options)
+        found: dict[str, ShardRecord] = {}
+        for name, text in known.recall(names).items():
+            with suppress(*UNREADABLE):  # of another release
+                found[name] = _of_fields(json.loads(text), FORMAT)
+        unread = [name for name in names if name not in found]
+        earlier = self._earlier.records(asset, unread)  # first, as in `records_by_name`
+        answers = parallel_map(lambda name: self._read_whole(asset, name, known), unread, self._root)
+        read = {name: account for name, account in zip(unread, answers, strict=True) if account is not None}
+        whole = {name: account.record for name, account in read.items() if account.record is not None}
+        if keeps:
+            texts = {name: json.dumps({"format": FORMAT, **vars(record)}) for name, record in whole.items()}
+            with suppress(OSError), readable_store_errors():  # of a ledger that may only be read
+                known.keep(texts, {name: read[name].etags for name in whole})
+        checked = ((name, self._checked(record, asset, name)) for name, record in (found | whole).items())
+        records = {names[name]: record for name, record in checked}
+        others = {name: record for name, record in earlier.items() if name not in read}
+        left = [replace(record, uri=self._absolute(record.uri)) for record in others.values()]
+        problems = self.problems(left) if left else {}
+        return records | {record.key: record for record in left if record.key not in problems}
+
     def partitions(self, asset: str) -> list[str]:
         """Return the shards of an asset that have a readable record, sorted."""
         names = map(partition_filename, self.named(asset))
@@ -156,10 +203,7 @@ class Ledger:
         data = _account(stated, ACCOUNT_SCHEMA.empty_table() if rows is None else rows)
         publish_bytes(uri, data, self._options)
         if is_remote(uri):
-            etag = hashlib.md5(
-                data, usedforsecurity=False
-            ).hexdigest()  # that of S3 for a file of this content
-            _remember(uri, f'{len(data)}:"{etag}"', record_of(data))
+            _remember(uri, f"{len(data)}:{content_etag(uri, data)}", record_of(data))
         if self._earlier.exists and not is_remote(uri):  # which was synced when it was written
             sync(local_path(uri))
             sync(os.path.dirname(local_path(uri)))
@@ -271,6 +315,33 @@ class Ledger:
             raise UnreadableFile(f"{path}: other rows than were written")
         return rows
 
+    def _read_whole(self, asset: str, name: str, known: KnownFiles) -> _Account | None:
+        """Return a record if its account and small files are as they were written; None: there is none."""
+        uri = join(self.folder(asset), f"{name}{_SUFFIX}")
+        data = read_bytes(uri, self._options)
+        if data is None:
+            return None
+        try:
+            file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+            record = _record(file.metadata.metadata[_RECORD], FORMAT)
+            self._checked(record, asset, name)
+            rows = file.read(ACCOUNT_SCHEMA.names, use_threads=False).cast(ACCOUNT_SCHEMA)
+        except UNREADABLE as error:
+            log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
+            return _Account(None)
+        etags = {uri.removeprefix(self._root): content_etag(uri, data)}
+        is_whole = _digest(rows) == record.rows_digest
+        for path, written in recorded_files(record).items():
+            found = known.file(path)
+            if written is not None and found is not None and found.size == written["bytes"]:
+                data = read_bytes(join(self._root, path), self._options) or b""
+                etags[path] = content_etag(uri, data)
+                is_whole &= written == {"bytes": len(data), "digest": xxhash.xxh3_128_hexdigest(data)}
+            else:
+                etags[path] = ""
+                is_whole &= written is None and found is None
+        return _Account(record if is_whole else None, etags)
+
     def _end_of(self, uri: str) -> bytes | None:
         """Return the end of an account, with all of its metadata; None if it does not exist."""
         end = read_end(uri, _END_BYTES, self._options)
@@ -329,7 +400,10 @@ def record_of(data: bytes) -> ShardRecord:
 
 
 def _record(data: bytes, format_: int) -> ShardRecord:
-    fields = unseal(data)
+    return _of_fields(unseal(data), format_)
+
+
+def _of_fields(fields: dict[str, Any], format_: int) -> ShardRecord:
     if fields.pop("format", None) != format_:
         raise ValueError(f"not of format {format_}")
     return ShardRecord(**fields)

@@ -307,7 +307,8 @@ def _up_to_date_records(
     for number, asset in enumerate(due.by_asset):
         name, manager = asset.to_user_string(), _manager(graph, resources, asset)
         progress.show(number, f"looking at {name}: {counted(len(listing), 'shard')}")
-        made = _as_published(manager, name, latest_versions(instance, asset, _MATERIALIZED), list(listing))
+        versions_made = latest_versions(instance, asset, _MATERIALIZED)
+        made = _as_published(manager, name, versions_made, list(listing), keeps=True)
         if len(made) < len(listing) or not _passes_checks(graph.get(asset).assets_def, asset, made.values()):
             return None
         if any(record.is_earlier for record in made.values()):  # a run makes their accounts
@@ -342,7 +343,8 @@ def altered_shards(
     for asset in assets:
         versions = latest_versions(instance, asset, _MATERIALIZED)
         made = [key for key in keys if key in versions]
-        intact = _as_published(_manager(graph, resources, asset), asset.to_user_string(), versions, made)
+        manager = _manager(graph, resources, asset)
+        intact = _as_published(manager, asset.to_user_string(), versions, made, keeps=False)
         found[asset] = {key: Due(STALE, "not as it was published") for key in made if key not in intact}
     return found
 
@@ -354,15 +356,14 @@ def _manager(graph: AssetGraph, resources: Mapping[str, Any], asset: dg.AssetKey
 
 
 def _as_published(
-    manager: ShardIOManager, asset: str, versions: Mapping[str, str], keys: Sequence[str]
+    manager: ShardIOManager, asset: str, versions: Mapping[str, str], keys: Sequence[str], *, keeps: bool
 ) -> Mapping[str, ShardRecord]:
     """Return the records of the shards that have one of their version, and all that it tells of.
 
     Args:
         versions: what was materialized last, by partition.
+        keeps: as in `Ledger.whole_records`.
     """
-    ledger = Ledger(manager.root)
-    found = ledger.records(asset, keys)
-    records = {key: record for key, record in found.items() if record.version == versions.get(key)}
-    problems = ledger.problems(records.values())
-    return manager.intact_records(asset, {key: records[key] for key in records if key not in problems})
+    found = Ledger(manager.root).whole_records(asset, keys, keeps=keeps)
+    current = {key: record for key, record in found.items() if record.version == versions.get(key)}
+    return manager.intact_records(asset, current)

@@ -8,15 +8,19 @@
   An index is derived data. A file that has been replaced since, and one whose segment is lost or damaged,
   counts as not indexed. Segments are merged as they grow, so that there are few. Two processes may add at the
   same time.
+* `KnownFiles`: what was found in files by reading them whole, as long as all of them have the same stamps.
 * `seal`, `unseal`: JSON objects with a digest of themselves, to detect changed or torn files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ import xxhash
 from mm_assets.formats.parquet import UNREADABLE, read_buffer
 from mm_assets.storage import files
 from mm_assets.storage.files import StorageOptions, join, publish_bytes, read_bytes, remove
-from mm_assets.storage.stamps import files_in, parallel_map
+from mm_assets.storage.stamps import StampedFile, files_in, parallel_map
 
 
 class FolderFiles:
@@ -267,6 +271,97 @@ def _to_bytes(table: pa.Table) -> bytes:
 
 def _name(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data) + _SUFFIX
+
+
+_FEWEST_RECALLED = 8  # fewer files are read
+_LEAST_SHARE = 0.1  # of the files in a folder: for less its index is not read
+_KEPT_AT_ONCE = 2000
+
+
+class KnownFiles:
+    """Texts about the files of a folder and others beside them, while each of these has the same stamp.
+
+    A stamp saves reading what was read before, and proves nothing. It is kept where any later change shows in
+    it: of a local file that was not changed just now, by its times and inode; in a store by an etag that is
+    the MD5 of what was read.
+
+    Args:
+        root: the storage root: ``folder``, and the paths of files beside, are relative to it.
+        suffix: of the files in ``folder``; their names are without it.
+        index: folder of the `FileIndex` that keeps the texts.
+    """
+
+    def __init__(
+        self, root: str, folder: str, suffix: str, index: str, options: StorageOptions | None = None
+    ) -> None:
+        self._root, self._folder, self._suffix, self._options = root, folder, suffix, options
+        self._index = FileIndex(join(root, index), options)
+        self._listed: dict[str, Mapping[str, StampedFile]] = {}
+        self._lock = threading.Lock()
+        self._is_used = False
+
+    def recall(self, names: Collection[str]) -> dict[str, str]:
+        """Return the texts of these files, by name, that still hold."""
+        found: dict[str, str] = {}
+        self._is_used = len(names) >= _FEWEST_RECALLED and len(names) >= _LEAST_SHARE * len(self._stamps)
+        for name, kept in self._index.texts(self._stamps).items() if self._is_used else ():
+            if name in names:
+                beside, _, text = kept.partition("\n")
+                if all(self._stamp(path) == stamp for path, stamp in json.loads(beside).items()):
+                    found[name] = text
+        return found
+
+    def file(self, path: str) -> StampedFile | None:
+        """Return a file as it was when this first looked into its folder; None if there is none."""
+        folder, _, name = path.rpartition("/")
+        with self._lock:
+            if folder not in self._listed:
+                self._listed[folder] = files_in(join(self._root, folder), self._options)
+        return self._listed[folder].get(name)
+
+    def keep(self, texts: Mapping[str, str], read: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep texts about files that were read since `recall`, if they were many.
+
+        Args:
+            texts: by the name of the file.
+            read: by this name, the path of each file that was read, the first one is the file itself, and of
+                those that are not there; with `content_etag` of what was in it.
+        """
+        facts: dict[str, FileFacts] = {}
+        for name, text in texts.items() if self._is_used else ():
+            is_listed = name in self._stamps  # and was not made since
+            if is_listed and all(self._is_told(path, etag) for path, etag in read[name].items()):
+                _, *beside = read[name]
+                stamps = json.dumps({path: self._stamp(path) for path in beside})
+                facts[name] = FileFacts(f"{stamps}\n{text}", hashes_of(()))
+        kept = list(facts)
+        for start in range(0, len(kept), _KEPT_AT_ONCE):
+            some = {name: facts[name] for name in kept[start : start + _KEPT_AT_ONCE]}
+            self._index.add(some, self._stamps)
+
+    @cached_property
+    def _stamps(self) -> dict[str, str]:
+        self.file(f"{self._folder}/")
+        listed = self._listed[self._folder].items()
+        return {
+            name.removesuffix(self._suffix): file.stamp
+            for name, file in listed
+            if name.endswith(self._suffix) and not name.startswith(".")
+        }
+
+    def _stamp(self, path: str) -> str | None:
+        file = self.file(path)
+        return None if file is None else file.stamp
+
+    def _is_told(self, path: str, etag: str) -> bool:
+        """Return whether the stamp of a file will be another when it has other content than was read."""
+        file = self.file(path)
+        return file is None or file.is_settled or bool(etag and etag in file.stamp)
+
+
+def content_etag(uri: str, data: bytes) -> str:
+    """Return the etag that S3 has for a file of this content; empty for a local one."""
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"' if files.is_remote(uri) else ""
 
 
 _SEAL = "seal"

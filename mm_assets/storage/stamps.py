@@ -165,16 +165,21 @@ _MARKS = ("ETag", "etag", "generation", "LastModified", "mtime", "created")
 
 
 class StampedFile(NamedTuple):
-    """A file of a listing: its bytes, and a text that changes whenever the file is replaced."""
+    """A file of a listing: its bytes, and a text that changes whenever the file is replaced.
+
+    It ``is_settled`` if it was changed so long ago that any change from now on shows in its times.
+    """
 
     size: int
     stamp: str
+    is_settled: bool = False
 
 
 # A change that keeps size and time (a tool that copies times, a restored backup) mostly shows in the first
 # JSON or the last members. Reading both ends of 4,000 shards takes 0.13 s; a digest of all bytes would cost
 # as much as reading the dataset.
 _END_BYTES = 64 << 10
+_SETTLED_NS = 3_000_000_000  # file systems keep times in steps of up to 2 s
 
 
 def files_in(folder: str, options: StorageOptions | None = None, suffix: str = "") -> dict[str, StampedFile]:
@@ -231,10 +236,10 @@ def _local_files_in(folder: str, suffix: str) -> dict[str, StampedFile]:
             listed = [entry for entry in entries if entry.name.endswith(suffix) and entry.is_file()]
     except FileNotFoundError:
         return {}
-    found = {}
+    found, settled_at = {}, time.time_ns() - _SETTLED_NS
     for entry in listed:
         with suppress(FileNotFoundError):  # removed since the listing; the others are there
-            found[entry.name] = _stamped(entry.stat())
+            found[entry.name] = _stamped(entry.stat(), settled_at)
     return found
 
 
@@ -272,9 +277,10 @@ def remote_stamps(files: Iterable[str], options: StorageOptions | None = None) -
     return stamps
 
 
-def _stamped(found: os.stat_result) -> StampedFile:
+def _stamped(found: os.stat_result, settled_at: int) -> StampedFile:
     times = f"{found.st_mtime_ns}:{found.st_ctime_ns}"
-    return StampedFile(found.st_size, f"{found.st_size}:{times}:{found.st_ino}")
+    is_settled = max(found.st_mtime_ns, found.st_ctime_ns) < settled_at
+    return StampedFile(found.st_size, f"{found.st_size}:{times}:{found.st_ino}", is_settled)
 
 
 def _digest_of_ends(file: str, size: int) -> str:
