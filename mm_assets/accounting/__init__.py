@@ -30,7 +30,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.formats.arrow_cache import digest_of
 from mm_assets.formats.names import Format, format_of, partition_filename
@@ -44,6 +43,7 @@ from mm_assets.storage.files import (
     filesystem,
     is_remote,
     join,
+    local_path,
     open_binary,
     remove,
 )
@@ -235,11 +235,10 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
     found: dict[str, dict[str, Any] | None] = {}
     remote: list[str] = []
     for uri in uris:
-        fs, path = filesystem(uri)
-        if isinstance(fs, LocalFileSystem):
-            found[uri] = _local_stat(path)
+        if not is_remote(uri):
+            found[uri] = _local_stat(local_path(uri))
         else:
-            fs.invalidate_cache()
+            filesystem(uri)[0].invalidate_cache()
             remote.append(uri)
     where = remote[0] if remote else ""
     return found | dict(zip(remote, parallel_map(_remote_stat, remote, where), strict=True))

@@ -162,7 +162,9 @@ class Ledger:
         found: dict[str, ShardRecord] = {}
         for name, text in known.recall(names).items():
             with suppress(*UNREADABLE):  # of another release
-                found[name] = _of_fields(json.loads(text), FORMAT)
+                fields = json.loads(text)
+                fields["uri"] = self._absolute(fields["uri"])
+                found[name] = _of(asset, name, _of_fields(fields, FORMAT))
         unread = [name for name in names if name not in found]
         earlier = self._earlier.records(asset, unread)  # first, as in `records_by_name`
         answers = parallel_map(lambda name: self._read_whole(asset, name, known), unread, self._root)
@@ -172,8 +174,8 @@ class Ledger:
             texts = {name: json.dumps({"format": FORMAT, **vars(record)}) for name, record in whole.items()}
             with suppress(OSError), readable_store_errors():  # of a ledger that may only be read
                 known.keep(texts, {name: read[name].etags for name in whole})
-        checked = ((name, self._checked(record, asset, name)) for name, record in (found | whole).items())
-        records = {names[name]: record for name, record in checked}
+        found |= {name: self._checked(record, asset, name) for name, record in whole.items()}
+        records = {names[name]: record for name, record in found.items()}
         others = {name: record for name, record in earlier.items() if name not in read}
         left = [replace(record, uri=self._absolute(record.uri)) for record in others.values()]
         problems = self.problems(left) if left else {}
@@ -288,9 +290,7 @@ class Ledger:
 
     def _checked(self, record: ShardRecord, asset: str, name: str) -> ShardRecord:
         """Return the record with its URI; it must be of this asset and file."""
-        if (record.asset, partition_filename(record.key)) != (asset, name):
-            raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
-        return replace(record, uri=self._absolute(record.uri))
+        return replace(_of(asset, name, record), uri=self._absolute(record.uri))
 
     def _row_problem(self, record: ShardRecord) -> str:
         """Return a line if the rows of a shard's account are not those that its record was written with."""
@@ -324,7 +324,7 @@ class Ledger:
         try:
             file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
             record = _record(file.metadata.metadata[_RECORD], FORMAT)
-            self._checked(record, asset, name)
+            _of(asset, name, record)
             rows = file.read(ACCOUNT_SCHEMA.names, use_threads=False).cast(ACCOUNT_SCHEMA)
         except UNREADABLE as error:
             log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
@@ -409,6 +409,13 @@ def _of_fields(fields: dict[str, Any], format_: int) -> ShardRecord:
     return ShardRecord(**fields)
 
 
+def _of(asset: str, name: str, record: ShardRecord) -> ShardRecord:
+    """Return a record, which must be of this asset and file."""
+    if (record.asset, partition_filename(record.key)) != (asset, name):
+        raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
+    return record
+
+
 def _digest(rows: pa.Table) -> str:
     content = ContentDigest()
     content.observe(rows)
@@ -490,9 +497,7 @@ class EarlierLedger:
         if data is None:
             return None
         try:
-            record = _record(data, _EARLIER_FORMAT)
-            if (record.asset, partition_filename(record.key)) != (asset, name):
-                raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
+            record = _of(asset, name, _record(data, _EARLIER_FORMAT))
         except (ValueError, TypeError) as error:
             log.warning("record %s is unreadable, the next run makes its shard again: %s", uri, error)
             return None

@@ -107,10 +107,12 @@ def _suspects(uri: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Counter[s
     columns = writer.table_columns()
     if columns is None:
         return {}
+    distinct = {id(schema): schema for schema in schemas.values()}
+    held = {number for number, schema in distinct.items() if _holds(columns, schema)}
     suspects: dict[str, Counter[str]] = {
-        key: Counter() for key, schema in schemas.items() if not _holds(columns, schema)
+        key: Counter() for key, schema in schemas.items() if id(schema) not in held
     }
-    if foreign := sorted(set(columns.names).difference(*(schema.names for schema in schemas.values()))):
+    if foreign := sorted(set(columns.names).difference(*(schema.names for schema in distinct.values()))):
         suspects |= {key: Counter() for key in writer.partitions_with_values(foreign, list(schemas))}
     for orphan in writer.orphan_rows():
         key = orphan.partition if orphan.partition in schemas else min(schemas)

@@ -41,7 +41,7 @@ from mm_assets.storage.files import (
     remove,
 )
 from mm_assets.storage.listing import expand_paths
-from mm_assets.storage.small_files import seal, unseal
+from mm_assets.storage.small_files import SEAL, seal, unseal
 from mm_assets.storage.stamps import files_in, parallel_map
 
 FORMAT = 3
@@ -100,7 +100,8 @@ class ShardProof:
         written = record.account["written"]
         if not self.is_equal or (not self.stat and written["rows"]):
             return False
-        return _as_json([self.stat, self.written]) == _as_json([stat, written])
+        found, expected = [self.stat, self.written], [stat, written]
+        return found == expected or _as_json(found) == _as_json(expected)
 
     def to_bytes(self) -> bytes:
         """Return the proof as sealed JSON."""
@@ -110,18 +111,26 @@ class ShardProof:
     def from_bytes(cls, data: bytes) -> ShardProof | None:
         """Return a proof; None if the file is torn or of another format, so that it is examined again."""
         try:
-            fields = unseal(data)
-            if fields.pop("format") != FORMAT:
-                return None
-            return cls(
-                **{
-                    **fields,
-                    "problems": tuple(fields["problems"]),
-                    "beside": tuple(fields.get("beside", ())),
-                }
-            )
+            return cls._from_fields(unseal(data))
         except (ValueError, TypeError, LookupError, AttributeError):
             return None
+
+    @classmethod
+    def from_row(cls, text: str) -> ShardProof | None:
+        """Return the proof in a row of a file that is as it was written; None if it is of another format."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            del fields[SEAL]
+            return cls._from_fields(fields)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return None
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, Any]) -> ShardProof | None:
+        if fields.pop("format") != FORMAT:
+            return None
+        problems, beside = tuple(fields["problems"]), tuple(fields.get("beside", ()))
+        return cls(**{**fields, "problems": problems, "beside": beside})
 
 
 def _as_json(value: Any) -> str:
@@ -281,12 +290,19 @@ class ProofStore:
         self._options = options
         self._fs, self._path = filesystem(self._folder, options)
 
-    def read(self, asset: str, partitions: Iterable[str]) -> dict[str, ShardProof]:
-        """Return the last proofs of some shards, without those that have none that can be read."""
-        table = self._table(asset, [*_KEY, "proof"])
+    def read(
+        self, asset: str, partitions: Iterable[str], *, with_equal: bool = True
+    ) -> dict[str, ShardProof]:
+        """Return the last proofs of some shards, without those that have none that can be read.
+
+        Args:
+            with_equal: whether also those that found an output equal.
+        """
+        table = self._table(asset, [*_KEY, "is_equal", "proof"])
         wanted = pc.is_in(table["partition"], pa.array(list(partitions), pa.string()))
-        texts = table.filter(wanted)["proof"].to_pylist()
-        proofs = [ShardProof.from_bytes(text.encode()) for text in texts]
+        if not with_equal:
+            wanted = pc.and_(wanted, pc.invert(table["is_equal"]))
+        proofs = map(ShardProof.from_row, table.filter(wanted)["proof"].to_pylist())
         return {proof.partition: proof for proof in proofs if proof is not None and proof.asset == asset}
 
     def partitions(self, asset: str) -> list[str]:
@@ -465,7 +481,7 @@ def damaged_shards(
     root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None
 ) -> set[str]:
     """Return the partitions of an asset whose last proof found an output other than was written."""
-    proofs = ProofStore(root, options).read(asset, partitions)
+    proofs = ProofStore(root, options).read(asset, partitions, with_equal=False)
     return {partition for partition, proof in proofs.items() if proof.is_damaged}
 
 

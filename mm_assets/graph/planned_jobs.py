@@ -129,7 +129,8 @@ def is_intact(record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
 
     A shard without content may have no output (an empty tar is never written).
     """
-    return digest(stat) == digest(record.stat) and not (stat is None and record.uri)
+    is_same = stat == record.stat or digest(stat) == digest(record.stat)
+    return is_same and not (stat is None and record.uri)
 
 
 def recorded_result(record: ShardRecord) -> ShardResult:
@@ -200,6 +201,20 @@ def _metadata_value(name: str, value: Any) -> dg.MetadataValue:
         case {"table_schema": columns, **rest} if not rest:
             return _table_schema(tuple((column, kind) for column, kind in columns))
     raise ValueError(f"metadata {name!r} has a value no rule covers: {value!r}")
+
+
+def bare_values(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values without the names of their types, as the metadata of an event have them."""
+    return {name: _bare(value) for name, value in plain.items()}
+
+
+def _bare(value: Any) -> Any:
+    match value:
+        case (
+            {"md": bare, **rest} | {"json": bare, **rest} | {"path": bare, **rest} | {"url": bare, **rest}
+        ) if not rest:
+            return bare
+    return value
 
 
 @lru_cache(maxsize=64)  # shards of a dataset share theirs

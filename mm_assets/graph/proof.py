@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import dagster as dg
@@ -265,9 +266,10 @@ class Prover(dg.ConfigurableResource[Any]):
     def _suspects(self, table: TableAccount, records: Mapping[str, ShardRecord]) -> dict[str, Counter[str]]:
         """Return shards of a table that have problems, with their orphan rows by sample id."""
         suspects: dict[str, Counter[str]] = {}
+        schema_of = cache(schema_from_text)  # shards of a dataset share theirs
         for uri in {record.uri for record in records.values() if record.uri}:
             schemas = {
-                key: schema_from_text(record.account["schema"])
+                key: schema_of(record.account["schema"])
                 for key, record in records.items()
                 if record.uri == uri
             }

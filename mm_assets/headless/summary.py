@@ -23,7 +23,7 @@ from mm_assets.graph import EMPTY, INPUT_MISSING, LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.graph.dagster_internals import URI
 from mm_assets.graph.instance_queries import failing_shards
 from mm_assets.graph.io_manager import FAILED_HERE, LANDED
-from mm_assets.graph.planned_jobs import materialization, parse_failure, recorded_result
+from mm_assets.graph.planned_jobs import bare_values, parse_failure
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
 from mm_assets.graph.raw import (
     COLUMNS,
@@ -140,9 +140,9 @@ def recorded_problems(records: Mapping[str, Mapping[str, ShardRecord]]) -> Probl
     problems = Problems()
     for asset, by_key in records.items():
         for key, record in by_key.items():
-            for check in recorded_result(record).checks:
-                if not check.passed:
-                    problems.shards[key].note(f"{asset}.{check.name}", check.metadata)
+            for check in record.checks:
+                if not check["passed"]:
+                    problems.shards[key].note(f"{asset}.{check['name']}", check["metadata"])
     return problems
 
 
@@ -302,7 +302,8 @@ class RunSummary:
         for key, asset in problems.failed.items():
             self._failed.setdefault(key, asset)
         for event in result.get_asset_materialization_events():
-            self._add_shard(event.step_materialization_data.materialization)
+            made = event.step_materialization_data.materialization
+            self._add_shard(made.asset_key.to_user_string(), made.partition or "", _plain(made.metadata))
         for stats in instance.get_run_step_stats(result.run_id):
             if stats.end_time and stats.start_time and stats.step_key in self._lines:
                 self._lines[stats.step_key].seconds += stats.end_time - stats.start_time
@@ -327,10 +328,10 @@ class RunSummary:
         self._problems.append(recorded_problems(records))
         for asset, by_key in records.items():
             for key, record in by_key.items():
-                result = recorded_result(record)
-                self._add_shard(materialization(dg.AssetKey(asset), result, unchanged=True))
+                values = {**bare_values(record.metadata), "unchanged": True, URI: record.uri}
+                self._add_shard(asset, key, values)
                 self._proofs[key, asset] = True
-                self._failed_checks.update(check.name for check in result.checks if not check.passed)
+                self._failed_checks.update(each["name"] for each in record.checks if not each["passed"])
 
     def add_standing(self, instance: dg.DagsterInstance) -> None:
         """Take into account what the gate found in unchanged shards when they were made."""
@@ -361,9 +362,8 @@ class RunSummary:
             self._keys.append(key)
         self._expected[asset].add(key)
 
-    def _add_shard(self, materialization: dg.AssetMaterialization) -> None:
-        line = self._lines[materialization.asset_key.to_user_string()]
-        values = _plain(materialization.metadata)
+    def _add_shard(self, asset: str, key: str, values: Mapping[str, Any]) -> None:
+        line = self._lines[asset]
         line.partitions += 1
         line.unchanged += bool(values.get("unchanged"))
         line.samples += _number(values, "samples")
@@ -374,17 +374,17 @@ class RunSummary:
         if uri := values.get(URI):
             line.places.add(_folder(str(uri)))
         if left_out := values.get(LEFT_OUT_MEMBERS):
-            self._left_out[materialization.partition or ""] = left_out
-        if materialization.asset_key.to_user_string() == CURATED.asset and LOSS_SHARE_OF in values:
+            self._left_out[key] = left_out
+        if asset == CURATED.asset and LOSS_SHARE_OF in values:
             share, of = float(str(values[LOSS_SHARE])), float(str(values[LOSS_SHARE_OF]))
             self._lost += share * of
             self._of += of
             if not share and not _number(values, "samples"):
-                self._of_nothing.append(materialization.partition or "")
+                self._of_nothing.append(key)
             if share:
-                self._losses[materialization.partition or ""] = _loss(share, values)
+                self._losses[key] = _loss(share, values)
             if share > self._max_loss:
-                self.lossy[materialization.partition or ""] = share
+                self.lossy[key] = share
 
     def print(self, locations: str) -> None:
         """Print problems, the table, the proof, and what failed or was lost.
@@ -505,7 +505,7 @@ def _folder(uri: str) -> str:
     return uri if found is not None and found.is_table else uri.rpartition("/")[0]
 
 
-def _total(values: dict[str, Any], name: str) -> int:
+def _total(values: Mapping[str, Any], name: str) -> int:
     return sum((values.get(name) or {}).values())
 
 

@@ -364,13 +364,13 @@ def content_etag(uri: str, data: bytes) -> str:
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"' if files.is_remote(uri) else ""
 
 
-_SEAL = "seal"
+SEAL = "seal"
 
 
 def seal(fields: Mapping[str, Any], indent: int | None = None) -> bytes:
     """Return the object as UTF-8, with one more field: the xxh3-128 of all other fields."""
-    plain = {name: value for name, value in fields.items() if name != _SEAL}
-    text = json.dumps({**plain, _SEAL: _digest(plain)}, ensure_ascii=False, sort_keys=True, indent=indent)
+    plain = {name: value for name, value in fields.items() if name != SEAL}
+    text = json.dumps({**plain, SEAL: _digest(plain)}, ensure_ascii=False, sort_keys=True, indent=indent)
     return f"{text}\n".encode()
 
 
@@ -384,9 +384,9 @@ def unseal(data: bytes) -> dict[str, Any]:
         fields = json.loads(data)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(fields, dict) or _SEAL not in fields:
+    if not isinstance(fields, dict) or SEAL not in fields:
         raise ValueError("no digest of itself: an older version wrote it, or somebody changed it")
-    stored_digest = fields.pop(_SEAL)
+    stored_digest = fields.pop(SEAL)
     if stored_digest != _digest(fields):
         raise ValueError("changed since it was written: its digest is another")
     return fields
