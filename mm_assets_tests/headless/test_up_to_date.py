@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 
 import lance
+import pytest
 
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.proof import ProofStore
+from mm_assets.storage import small_files, stamps
 from mm_assets_tests.cli.commands import REPOSITORY, environment, fine, run_process
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -96,11 +100,55 @@ GONE = {
 }
 
 
-def test_what_somebody_removed_is_named_and_made_again(made: Project) -> None:
+def _flip(path: str) -> Callable[[Project], None]:
+    def flip(project: Project) -> None:
+        file = project.storage / path
+        found, data = file.stat(), bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        with file.open("r+b") as opened:
+            opened.write(data)
+        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    return flip
+
+
+def _appear(project: Project) -> None:
+    (project.storage / "quarantine").mkdir(exist_ok=True)
+    (project.storage / "quarantine" / "a.parquet").write_bytes(b"of nobody")
+
+
+def _exchange(project: Project) -> None:
+    folder = project.storage / "ledger" / "accounts" / "filtered_parquet"
+    (folder / "a.parquet").write_bytes((folder / "b.parquet").read_bytes())
+
+
+DAMAGED = {
+    **{asset: (_flip(f"ledger/accounts/{asset}/a.parquet"), asset) for asset in ASSETS},
+    "flipped scores": (_flip("scores/a.parquet"), "image_scores"),
+    "flipped sample scores": (_flip("sample_scores/a.parquet"), "sample_scores"),
+    "quarantine of nothing": (_appear, "quarantine"),
+    "account of another": (_exchange, "filtered_parquet"),
+}
+
+
+def _look(project: Project) -> None:
+    """Look at all accounts: what is found whole is not read again while its stamps stay."""
+    found = [Ledger(str(project.storage)).whole_records(asset, "ab").keys() for asset in ASSETS]
+    assert found == [{"a", "b"}] * len(ASSETS)
+    kept = {path.parent.name for path in project.storage.glob("ledger/index/accounts/*/*.parquet")}
+    assert kept == {*ASSETS}
+
+
+def test_what_somebody_removed_is_named_and_made_again(
+    made: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each thing by itself is named by a dry run; all of them are made by one run."""
+    monkeypatch.setattr(small_files, "_FEWEST_RECALLED", 0)
+    monkeypatch.setattr(stamps, "_SETTLED_NS", 0)
     whole = made.folder / "whole"
     shutil.copytree(made.storage, whole)
-    for what, (remove, asset) in GONE.items():
+    for what, (remove, asset) in {**GONE, **DAMAGED}.items():
+        _look(made)
         remove(made)
         shards, named = ("2 shards", "(a, b)") if what == "table" else ("1 shard", "(a)")
         stale, taken = made.plan()
@@ -109,6 +157,7 @@ def test_what_somebody_removed_is_named_and_made_again(made: Project) -> None:
         assert taken.startswith("2 of 2 shards would be taken in 1 run"), what
         shutil.rmtree(made.storage)
         shutil.copytree(whole, made.storage)
+    _look(made)
     for remove, _ in GONE.values():
         with suppress(ValueError, FileNotFoundError):  # what has gone with another
             remove(made)
