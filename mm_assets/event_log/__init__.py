@@ -279,6 +279,11 @@ class BatchedEventLog(SqlEventLogStorage):
         """
         self._buffer.flush()
 
+    @property
+    def supports_partition_subset_in_asset_materialization_planned_events(self) -> bool:
+        """A run tells in one event for which partitions it plans an asset; each gets a row in the index."""
+        return True
+
     def store_event(self, event: EventLogEntry) -> None:
         """Store an event, soon or at once."""
         if is_batched(event):
@@ -342,14 +347,15 @@ class BatchedEventLog(SqlEventLogStorage):
         """Write what readers over all runs see, within one transaction."""
         if not rows:
             return
-        logged = [row for row in rows if row.is_logged]
+        logged = [(row, values) for row in rows if row.is_logged for values in row.log_rows()]
         new_ids = self._next_ids(connection, max(len(logged), 1))
-        ids = dict(zip(map(id, logged), new_ids, strict=False))
+        ids = {id(row): id_ for (row, _), id_ in zip(logged, new_ids, strict=False)}
         if logged:
             connection.execute(
-                SqlEventLogStorageTable.insert(), [{"id": ids[id(row)], **row.log_row()} for row in logged]
+                SqlEventLogStorageTable.insert(),
+                [{"id": id_, **values} for (_, values), id_ in zip(logged, new_ids, strict=True)],
             )
-        self._write_assets(connection, [row for row in logged if row.is_asset], ids)
+        self._write_assets(connection, [row for row in rows if row.is_logged and row.is_asset], ids)
         # Of a check without a row of its own the id is that of the last row in this transaction: all a reader
         # does with it is to ask what is newer than it has seen.
         last = new_ids[-1] if logged else new_ids[0] - 1

@@ -260,21 +260,30 @@ class EventRow:
         """In UTC and without saying so, as all tables have it."""
         return datetime.fromtimestamp(self.event.timestamp, UTC).replace(tzinfo=None)
 
-    def log_row(self) -> dict[str, Any]:
-        """Return the row of the event log, without an id."""
+    def log_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the event log, without ids: one, or one for each partition that is planned."""
+        row = self._log_row()
+        subset = self._dagster_event.partitions_subset
+        if subset is None:
+            yield {**row, "event": self.text}
+            return
+        data = AssetMaterializationPlannedData(self._dagster_event.asset_key, partition=_ANY_PARTITION)
+        for key, text in self._texts_of(subset, _pack_data(data)):
+            yield {**row, "event": text, "partition": key}
+
+    def run_row(self) -> dict[str, Any]:
+        """Return the row for a database that only has the run's own log: without pictures and schemas."""
+        return {**self._log_row(), "event": self._short_text()}
+
+    def _log_row(self) -> dict[str, Any]:
         return {
             "run_id": self.event.run_id,
-            "event": self.text,
             "dagster_event_type": self._dagster_event.event_type_value,
             "timestamp": self.timestamp,
             "step_key": self._dagster_event.step_key,
             "asset_key": self.asset,
             "partition": self._dagster_event.partition or None,
         }
-
-    def run_row(self) -> dict[str, Any]:
-        """Return the row for a database that only has the run's own log: without pictures and schemas."""
-        return {**self.log_row(), "event": self._short_text()}
 
     def _short_text(self) -> str:
         data = self._packed["dagster_event"]["event_specific_data"]
@@ -304,18 +313,18 @@ class EventRow:
         if subset is None:
             yield {**row, "partition": None, "evaluation_event": self.text}
             return
-        before, _, after = self._text_of_one_partition().partition(json.dumps(_ANY_PARTITION))
-        for key in subset.get_partition_keys():
-            yield {**row, "partition": key, "evaluation_event": f"{before}{json.dumps(key)}{after}"}
-
-    def _text_of_one_partition(self) -> str:
         data = self._packed["dagster_event"]["event_specific_data"]
         one = pack_value(DefaultPartitionsSubset({_ANY_PARTITION}))
-        event = {
-            **self._packed["dagster_event"],
-            "event_specific_data": {**data, "partitions_subset": one},
-        }
-        return to_json({**self._packed, "dagster_event": event})
+        for key, text in self._texts_of(subset, {**data, "partitions_subset": one}):
+            yield {**row, "partition": key, "evaluation_event": text}
+
+    def _texts_of(self, subset: Any, any_data: Packed) -> Iterator[tuple[str, str]]:
+        """Yield the event of each partition of a plan: ``any_data`` with its name."""
+        event = {**self._packed["dagster_event"], "event_specific_data": any_data}
+        text = to_json({**self._packed, "dagster_event": event})
+        before, _, after = text.partition(json.dumps(_ANY_PARTITION))
+        for key in subset.get_partition_keys():
+            yield key, f"{before}{json.dumps(key)}{after}"
 
     def evaluated_row(self, event_id: int) -> dict[str, Any]:
         """Return the row of the check executions for this evaluation."""
