@@ -389,49 +389,28 @@ class BatchedEventLog(SqlEventLogStorage):
     def _write_evaluated(
         self, connection: Connection, evaluated: dict[tuple[Any, ...], dict[str, Any]]
     ) -> None:
-        updates: list[dict[str, Any]] = []
-        inserts: list[dict[str, Any]] = []
-        found = self._find_planned(connection, evaluated)
-        for place, values in evaluated.items():
-            row_ids = found.get(place)
-            if row_ids:
-                updates.extend({"row_id": row_id, **values} for row_id in row_ids)
-            else:
-                inserts.append(values)
-        if updates:
-            names = next(iter(evaluated.values()))
-            connection.execute(
-                AssetCheckExecutionsTable.update()
-                .where(_EXECUTIONS.id == db.bindparam("row_id"))
-                .values({name: db.bindparam(name) for name in names}),
-                updates,
-            )
-        if inserts:
-            connection.execute(AssetCheckExecutionsTable.insert(), inserts)
+        """Write evaluations, and remove the rows that their runs have of them: the plan, or an earlier one.
 
-    def _find_planned(
-        self, connection: Connection, places: Iterable[tuple[Any, ...]]
-    ) -> dict[tuple[Any, ...], list[int]]:
-        """Return the ids of rows that a run has for these checks and partitions."""
+        A row in its place would have to grow, which leaves a third of SQLite's pages empty.
+        """
         partitions: dict[tuple[str, str, str], list[str | None]] = {}
-        for asset, check, run_id, partition in places:
+        for asset, check, run_id, partition in evaluated:
             partitions.setdefault((asset, check, run_id), []).append(partition)
-        found: dict[tuple[Any, ...], list[int]] = {}
         for (asset, check, run_id), keys in partitions.items():
-            for start in range(0, len(keys), _MAX_VARIABLES):
-                some = keys[start : start + _MAX_VARIABLES]
-                query = db.select(_EXECUTIONS.id, _EXECUTIONS.partition).where(
-                    _EXECUTIONS.asset_key == asset,
-                    _EXECUTIONS.check_name == check,
-                    _EXECUTIONS.run_id == run_id,
-                    db.or_(
-                        _EXECUTIONS.partition.in_([key for key in some if key is not None]),
-                        _EXECUTIONS.partition.is_(None) if None in some else db.false(),
-                    ),
+            of_run = (
+                _EXECUTIONS.asset_key == asset,
+                _EXECUTIONS.check_name == check,
+                _EXECUTIONS.run_id == run_id,
+            )
+            if None in keys:
+                connection.execute(
+                    AssetCheckExecutionsTable.delete().where(*of_run, _EXECUTIONS.partition.is_(None))
                 )
-                for row_id, partition in connection.execute(query):
-                    found.setdefault((asset, check, run_id, partition), []).append(row_id)
-        return found
+            named = [key for key in keys if key is not None]
+            for start in range(0, len(named), _MAX_VARIABLES):
+                some = _EXECUTIONS.partition.in_(named[start : start + _MAX_VARIABLES])
+                connection.execute(AssetCheckExecutionsTable.delete().where(*of_run, some))
+        connection.execute(AssetCheckExecutionsTable.insert(), list(evaluated.values()))
 
     @abstractmethod
     def _insert_or_ignore(self) -> Any:

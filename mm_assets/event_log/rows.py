@@ -21,7 +21,6 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
 )
 from dagster._core.definitions.metadata.table import TableColumnConstraints, TableConstraints
-from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
 from dagster._core.events import AssetMaterializationPlannedData, StepMaterializationData
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
@@ -43,12 +42,14 @@ _ANY_TABLE = TableConstraints(other=[])
 def without_origin(event: EventLogEntry) -> EventLogEntry:
     """Return an event without what no page shows.
 
-    That is where in the process it arose (`logging_tags` and the handles of its step), and its message a
-    second time.
+    That is where in the process it arose (`logging_tags`, `pid`, handles and kind of its step), and its
+    message a second time.
     """
     inner = event.get_dagster_event()
     message = event.user_message if inner.message is None else ""
-    inner = inner._replace(logging_tags={}, step_handle=None, node_handle=None)
+    inner = inner._replace(
+        logging_tags={}, step_handle=None, node_handle=None, step_kind_value=None, pid=None
+    )
     return event._replace(dagster_event=inner, user_message=message)
 
 
@@ -68,10 +69,8 @@ def pack_event(event: EventLogEntry) -> Packed:
             "__class__": "DagsterEvent",
             "event_type_value": inner.event_type_value,
             "pipeline_name": inner.job_name,
-            "step_kind_value": inner.step_kind_value,
             "event_specific_data": _pack_data(inner.event_specific_data),
             "message": inner.message,
-            "pid": inner.pid,
             "step_key": inner.step_key,
         },
     }
@@ -111,8 +110,13 @@ def _pack_evaluation(evaluation: AssetCheckEvaluation) -> Packed:
         "blocking": evaluation.blocking,
         "partition": evaluation.partition,
     }
-    if evaluation.target_materialization_data is not None:
-        packed["target_materialization_data"] = pack_value(evaluation.target_materialization_data)
+    if (target := evaluation.target_materialization_data) is not None:
+        packed["target_materialization_data"] = {
+            "__class__": "AssetCheckEvaluationTargetMaterializationData",
+            "storage_id": target.storage_id,
+            "run_id": target.run_id,
+            "timestamp": target.timestamp,
+        }
     if evaluation.description is not None:
         packed["description"] = evaluation.description
     return packed
@@ -156,7 +160,9 @@ def _pack_value(value: Any) -> Any:
 def _pack_column(column: dg.TableColumn) -> Any:
     if column.constraints is not _ANY_COLUMN and column.constraints != _ANY_COLUMN:
         return pack_value(column)
-    packed: Packed = {"__class__": "TableColumn", "name": column.name, "type": column.type}
+    packed: Packed = {"__class__": "TableColumn", "name": column.name}
+    if column.type != "string":
+        packed["type"] = column.type
     if column.description is not None:
         packed["description"] = column.description
     if column.tags:
@@ -181,8 +187,14 @@ _STEPS = frozenset(
 # Events of which a run has many: for each shard, and for each step. What tells of the state of a run or of an
 # error is written at once.
 BATCHED = _ASSETS | _CHECKS | _STEPS
-# Metadata that only the page of the asset needs: long, and the same in the index.
-_LONG = frozenset({"MarkdownMetadataEntryData", "TableSchemaMetadataEntryData"})
+# Metadata of a materialization that the pages of its run say, too. Those of its asset, which have the index,
+# say all.
+_SAID_IN_RUN = frozenset(
+    f"{kind}MetadataEntryData" for kind in ("Text", "Bool", "Path", "Url")
+)  # all others have figures, pictures or schemas
+# What an evaluation has by default, and what only other pages than those of checks show.
+_DEFAULT_SEVERITY = {"__enum__": "AssetCheckSeverity.ERROR"}
+_UNSEEN = frozenset({"message", "step_key"})
 _ANY_PARTITION = "\x00any partition\x00"
 
 
@@ -262,19 +274,26 @@ class EventRow:
 
     def log_rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the event log, without ids: one, or one for each partition that is planned."""
-        row = self._log_row()
+        row = self._log_row
         subset = self._dagster_event.partitions_subset
         if subset is None:
             yield {**row, "event": self.text}
             return
-        data = AssetMaterializationPlannedData(self._dagster_event.asset_key, partition=_ANY_PARTITION)
-        for key, text in self._texts_of(subset, _pack_data(data)):
-            yield {**row, "event": text, "partition": key}
+        any_one = AssetMaterializationPlannedData(self._dagster_event.asset_key, partition=_ANY_PARTITION)
+        event = {**self._packed["dagster_event"], "event_specific_data": _pack_data(any_one), "message": ""}
+        text = to_json({**self._packed, "dagster_event": event})
+        before, _, after = text.partition(json.dumps(_ANY_PARTITION))
+        for key in subset.get_partition_keys():
+            yield {**row, "event": f"{before}{json.dumps(key)}{after}", "partition": key}
 
     def run_row(self) -> dict[str, Any]:
-        """Return the row for a database that only has the run's own log: without pictures and schemas."""
-        return {**self._log_row(), "event": self._short_text()}
+        """Return the row for a database that only has the run's own log.
 
+        Of a partition's materialization it has neither figures, pictures and schemas nor tags.
+        """
+        return {**self._log_row, "event": self._short_text()}
+
+    @cached_property
     def _log_row(self) -> dict[str, Any]:
         return {
             "run_id": self.event.run_id,
@@ -288,12 +307,10 @@ class EventRow:
     def _short_text(self) -> str:
         data = self._packed["dagster_event"]["event_specific_data"]
         made = data.get("materialization") if self.is_asset else None
-        if made is None:
+        if made is None or made["partition"] is None:
             return self.text
-        short = [e for e in made["metadata_entries"] if e["entry_data"].get("__class__") not in _LONG]
-        if len(short) == len(made["metadata_entries"]):
-            return self.text
-        short_data = {**data, "materialization": {**made, "metadata_entries": short}}
+        said = [e for e in made["metadata_entries"] if e["entry_data"].get("__class__") in _SAID_IN_RUN]
+        short_data = {**data, "materialization": {**made, "metadata_entries": said, "tags": {}}}
         event = {**self._packed["dagster_event"], "event_specific_data": short_data}
         return to_json({**self._packed, "dagster_event": event})
 
@@ -313,18 +330,9 @@ class EventRow:
         if subset is None:
             yield {**row, "partition": None, "evaluation_event": self.text}
             return
-        data = self._packed["dagster_event"]["event_specific_data"]
-        one = pack_value(DefaultPartitionsSubset({_ANY_PARTITION}))
-        for key, text in self._texts_of(subset, {**data, "partitions_subset": one}):
-            yield {**row, "partition": key, "evaluation_event": text}
-
-    def _texts_of(self, subset: Any, any_data: Packed) -> Iterator[tuple[str, str]]:
-        """Yield the event of each partition of a plan: ``any_data`` with its name."""
-        event = {**self._packed["dagster_event"], "event_specific_data": any_data}
-        text = to_json({**self._packed, "dagster_event": event})
-        before, _, after = text.partition(json.dumps(_ANY_PARTITION))
+        # Without an event, as those of an earlier Dagster: the row tells all that it has to tell.
         for key in subset.get_partition_keys():
-            yield key, f"{before}{json.dumps(key)}{after}"
+            yield {**row, "partition": key, "evaluation_event": None}
 
     def evaluated_row(self, event_id: int) -> dict[str, Any]:
         """Return the row of the check executions for this evaluation."""
@@ -347,16 +355,18 @@ class EventRow:
     def _evaluation_text(self) -> str:
         """The event for the check executions, of which pages show the evaluation, its time and its step.
 
-        Of a check that one shard has passed it leaves out metadata without content, such as an empty list of
-        problems.
+        Of a check that one shard has passed it leaves out metadata without content: an empty list of
+        problems, a count of none.
         """
-        unseen = ("message", "pid", "step_kind_value")
-        event = {name: value for name, value in self._packed["dagster_event"].items() if name not in unseen}
+        event = {name: value for name, value in self._packed["dagster_event"].items() if name not in _UNSEEN}
         if not self.is_logged:
             data = event["event_specific_data"]
             said = {name: value for name, value in data["metadata"].items() if not _is_empty(value)}
             event["event_specific_data"] = {**data, "metadata": said}
-        return to_json({**self._packed, "dagster_event": event})
+            if data["severity"] == _DEFAULT_SEVERITY:
+                del event["event_specific_data"]["severity"]
+        packed = {name: value for name, value in self._packed.items() if name != "pipeline_name"}
+        return to_json({**packed, "dagster_event": event})
 
     @property
     def _dagster_event(self) -> Any:
@@ -364,7 +374,9 @@ class EventRow:
 
 
 def _is_empty(packed: dict[str, Any]) -> bool:
-    """Return whether a packed metadata value is an empty text, list or object."""
+    """Return whether a packed metadata value is an empty text, list or object, or an integer of 0."""
+    if packed["__class__"] == "IntMetadataEntryData":
+        return packed["value"] == 0
     return any(value in ("", [], {}) for name, value in packed.items() if name != "__class__")
 
 

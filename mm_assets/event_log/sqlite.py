@@ -242,8 +242,8 @@ class AtomicSqliteScheduleStorage(_MadeInHome, SqliteScheduleStorage):
 class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     """Dagster's SQLite event log: the same files, written in batches.
 
-    A run's own database has its events without pictures and column schemas: those are in the index, where the
-    pages of assets look for them.
+    A run's own database has short materializations, and one event for all that are planned of an asset: the
+    index has them in full, where the pages of assets look for them.
 
     Args:
         base_dir: folder of the databases; None: where the stock class has them, in `DAGSTER_HOME`.
@@ -294,7 +294,7 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
             # Closing brings what was written into the main file: pages that watch a run look at that.
             options |= {"poolclass": NullPool}
         engine = db.create_engine(self.conn_string_for_shard(shard), **options)
-        db.event.listen(engine, "connect", _prepare)
+        db.event.listen(engine, "connect", _prepare_index if shard == INDEX_SHARD_NAME else _prepare)
         return engine
 
     @contextmanager
@@ -421,9 +421,12 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
 
 def _prepare(connection: Any, _: object) -> None:
     """Set what holds for a connection."""
-    cursor = connection.cursor()
-    # Of a database that is made now: events of 2 to 3 KB leave a third of pages of 4 KB empty.
-    cursor.execute("PRAGMA page_size=16384")
     # A commit does not wait for the disk; the database stays consistent whatever happens (WAL).
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.close()
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _prepare_index(connection: Any, record: object) -> None:
+    """Set what holds for a connection to the index of all runs."""
+    # Of a database that is made now: events of 2 to 3 KB leave a third of pages of 4 KB empty.
+    connection.execute("PRAGMA page_size=16384")
+    _prepare(connection, record)

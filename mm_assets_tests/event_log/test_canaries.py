@@ -134,31 +134,42 @@ def test_nothing_is_written_that_dagster_does_not_write(name: str) -> None:
     assert is_part(json.loads(EventRow(event).text), json.loads(serialize_value(without_origin(event))))
 
 
-def test_the_short_event_of_a_run_lacks_only_what_is_long() -> None:
+def test_the_short_event_of_a_run_has_what_is_said_in_words() -> None:
     row = EventRow(entry(*DATA["materialization"]))
     read = deserialize_value(row.run_row()["event"], EventLogEntry)
-    assert read.asset_materialization is not None
-    left_out = {"markdown", "schema", "constrained"}
-    assert dict(read.asset_materialization.metadata) == {
-        name: value for name, value in _MADE.metadata.items() if name not in left_out
-    }
+    made = read.asset_materialization
+    assert made is not None
+    assert (made.asset_key, made.partition, made.tags) == (KEY, 'p "1"', {})
+    assert dict(made.metadata) == {name: _MADE.metadata[name] for name in ("bool", "text", "url", "path")}
+    full = {name: value for name, value in row.run_row().items() if name != "event"}
+    assert [{**full, "event": row.text}] == list(row.log_rows())
 
 
-def test_a_planned_check_names_the_partition_of_its_row_only() -> None:
-    keys = ["p", 'q "\\ä', "r"]
-    subset = DefaultPartitionsSubset(set(keys))
-    data = AssetCheckEvaluationPlanned(asset_key=KEY, check_name="sound", partitions_subset=subset)
-    found = {
-        row["partition"]: row
-        for row in EventRow(entry(Kind.ASSET_CHECK_EVALUATION_PLANNED, data)).planned_rows(3)
-    }
-    assert found.keys() == set(keys)
-    for key, row in found.items():
-        read = (
-            deserialize_value(row["evaluation_event"], EventLogEntry).get_dagster_event().event_specific_data
+def test_a_planned_check_has_a_row_for_each_partition() -> None:
+    keys = {"p", 'q "\\ä', "r"}
+    data = AssetCheckEvaluationPlanned(
+        asset_key=KEY, check_name="sound", partitions_subset=DefaultPartitionsSubset(keys)
+    )
+    found = list(EventRow(entry(Kind.ASSET_CHECK_EVALUATION_PLANNED, data)).planned_rows(3))
+    assert {row["partition"] for row in found} == keys
+    assert all(row["execution_status"] == "PLANNED" and row["evaluation_event"] is None for row in found)
+
+
+def test_a_planned_range_has_an_event_of_its_own_for_each_partition() -> None:
+    keys = {"p", 'q "\\ä', "r"}
+    data = AssetMaterializationPlannedData(KEY, partitions_subset=DefaultPartitionsSubset(keys))
+    row = EventRow(entry(Kind.ASSET_MATERIALIZATION_PLANNED, data))
+    found = {each["partition"]: deserialize_value(each["event"], EventLogEntry) for each in row.log_rows()}
+    assert found.keys() == keys
+    for key, event in found.items():
+        one = entry(
+            Kind.ASSET_MATERIALIZATION_PLANNED, AssetMaterializationPlannedData(KEY, partition=key), ""
         )
-        assert isinstance(read, AssetCheckEvaluationPlanned) and read.partitions_subset is not None
-        assert set(read.partitions_subset.get_partition_keys()) == {key}
+        assert event == without_origin(one)
+    in_run = row.run_row()
+    assert in_run["partition"] is None
+    read = deserialize_value(in_run["event"], EventLogEntry).get_dagster_event()
+    assert read.partitions_subset is not None and set(read.partitions_subset.get_partition_keys()) == keys
 
 
 def test_rows_are_those_of_the_stock_class(tmp_path: Path) -> None:
@@ -166,7 +177,11 @@ def test_rows_are_those_of_the_stock_class(tmp_path: Path) -> None:
     for kind, data in DATA.values():
         event = entry(kind, data)
         expected = stock._event_to_row(event)
-        assert {**EventRow(event).log_row(), "event": ""} == {**expected, "event": ""}
+        keys = ["p", "q"] if event.get_dagster_event().partitions_subset else [expected["partition"]]
+        found = sorted(EventRow(event).log_rows(), key=lambda row: str(row["partition"]))
+        assert [{**row, "event": ""} for row in found] == [
+            {**expected, "event": "", "partition": key} for key in keys
+        ]
     stock.dispose()
 
 

@@ -47,19 +47,26 @@ def run_view(deployment: Deployment, run_id: str) -> dict[str, Any]:
             entry.dagster_event.event_type_value if entry.dagster_event else f"log {entry.level}"
             for entry in entries
             if entry.asset_check_evaluation is None
+            and entry.dagster_event_type != _KIND.ASSET_MATERIALIZATION_PLANNED  # ours is one for all shards
         ),
         "evaluations": sorted(
             (e.asset_key.to_user_string(), e.check_name, e.partition or "", e.passed)
             for entry in entries
             if (e := entry.asset_check_evaluation) is not None and (e.partition is None or not e.passed)
         ),
-        "planned": {
-            asset.to_user_string(): sorted(str(key) for key in keys)
-            for asset, keys in instance.event_log_storage.get_asset_partitions_for_run(
-                run_id, _KIND.ASSET_MATERIALIZATION_PLANNED
-            ).items()
-        },
+        "planned": {asset.to_user_string(): _planned(instance, run_id, asset) for asset in ASSETS},
+        "planned assets": instance.get_asset_keys_for_run(run_id, _KIND.ASSET_MATERIALIZATION_PLANNED),
     }
+
+
+def _planned(instance: dg.DagsterInstance, run_id: str, asset: dg.AssetKey) -> list[tuple[str, str | None]]:
+    """By partition and step, what a run has planned of an asset."""
+    wanted = dg.EventRecordsFilter(_KIND.ASSET_MATERIALIZATION_PLANNED, asset_key=asset)
+    return sorted(
+        (str(record.partition_key), record.event_log_entry.step_key)
+        for record in instance.get_event_records(wanted)
+        if record.run_id == run_id
+    )
 
 
 def _latest(deployment: Deployment, asset: dg.AssetKey) -> dict[str, Any]:
@@ -114,7 +121,7 @@ def _unfinished(instance: dg.DagsterInstance, asset: dg.AssetKey) -> list[str]:
 def _evaluations(instance: dg.DagsterInstance, checks: Iterable[str]) -> dict[str, Any]:
     """By check and partition, the latest evaluation, with what it says of its materialization.
 
-    Of one that a shard has passed, without metadata that is empty: our classes leave it out.
+    Of one that a shard has passed, without metadata that is empty or 0: our classes leave it out.
     """
     found: dict[str, Any] = {}
     latest_of = {
@@ -142,7 +149,7 @@ def _evaluations(instance: dg.DagsterInstance, checks: Iterable[str]) -> dict[st
                 {
                     name: value.value
                     for name, value in evaluation.metadata.items()
-                    if name != "examined_at" and not (may_be_left_out and value.value in ("", [], {}))
+                    if name != "examined_at" and not (may_be_left_out and value.value in ("", [], {}, 0))
                 },
                 target and record.partition and target.storage_id == latest.get(record.partition),
             )
