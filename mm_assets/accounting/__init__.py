@@ -507,8 +507,16 @@ def account_rows(
 
 def lost_items(rows: pa.Table) -> pa.Table:
     """Return the lost items among the rows of an account, in `ITEMS_SCHEMA`."""
-    is_sum = pc.is_in(rows.column("outcome"), value_set=_SUMS)
-    return rows.filter(pc.invert(is_sum)).select(ITEMS_SCHEMA.names).cast(ITEMS_SCHEMA)
+    return rows.filter(_is_lost(rows)).select(ITEMS_SCHEMA.names).cast(ITEMS_SCHEMA)
+
+
+def count_lost_items(rows: pa.Table) -> int:
+    """Return how many rows `lost_items` has."""
+    return int(pc.sum(_is_lost(rows), min_count=0).as_py())
+
+
+def _is_lost(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.invert(pc.is_in(rows.column("outcome"), value_set=_SUMS))
 
 
 def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:

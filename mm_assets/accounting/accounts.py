@@ -39,6 +39,7 @@ from mm_assets.accounting import (
     account_index_folder,
     account_rows,
     account_table,
+    count_lost_items,
     digest_files,
     file_problem,
     lost_items,
@@ -382,7 +383,7 @@ def _remember(uri: str, stamp: str, record: ShardRecord) -> None:
 
 def _account(record: ShardRecord, rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    fields = {**vars(record), "rows_digest": _digest(rows), "lost_rows": lost_items(rows).num_rows}
+    fields = {**vars(record), "rows_digest": _digest(rows), "lost_rows": count_lost_items(rows)}
     sealed = seal({"format": FORMAT, **fields}).decode()
     with pq.ParquetWriter(sink, ACCOUNT_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
         writer.write_table(rows)
