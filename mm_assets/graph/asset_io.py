@@ -44,7 +44,7 @@ from mm_assets.filters.duplicates import VerdictIndex, duplicate_filters
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import parse_bytes
-from mm_assets.graph import Check, Plan, ShardJob, ShardResult, digest
+from mm_assets.graph import Check, Plan, ShardJob, ShardResult, dagster_internals, digest
 from mm_assets.graph.io_manager import RawInput, ShardIOManager
 from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
 from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, unreadable
@@ -170,7 +170,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
         log = CheckLog(
             run.instance,
             run.run.run_id,
-            run.log_event,
+            dagster_internals.event_logger(run),
             asset,
             {spec.name: spec for spec in specs_by_shard(asset, GATE_CHECKS)},
         )

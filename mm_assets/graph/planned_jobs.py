@@ -239,7 +239,7 @@ class CheckLog:
     known.
 
     Args:
-        log_event: the method of the step's context.
+        log_event: logs an event of the step, see `event_logger`.
         checks: specs of the checks that this step may evaluate, by name; outcomes of others are ignored.
         tried: shards of the run, also those that nothing is added of.
     """
@@ -459,7 +459,8 @@ class ShardReports:
             if spec.asset_key == asset and spec.key in run.selected_asset_check_keys
         }
         self.failed: dict[str, str] = {}
-        self._checks = CheckLog(run.instance, run.run.run_id, run.log_event, asset, self._specs)
+        self._log_event = dagster_internals.event_logger(run)
+        self._checks = CheckLog(run.instance, run.run.run_id, self._log_event, asset, self._specs)
 
     @property
     def checks(self) -> frozenset[str]:
@@ -489,7 +490,7 @@ class ShardReports:
     def landed(self, result: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
         """Log the shard's one materialization, and its checks."""
         tags = provenance(result.version, self._made_by, parents)
-        self._run.log_event(materialization(self.asset, result, unchanged, tags))
+        self._log_event(materialization(self.asset, result, unchanged, tags))
         self._checks.add(result.key, result.checks)
 
     def failure(self, result: ShardResult) -> None:
@@ -502,7 +503,7 @@ class ShardReports:
         self.failed[result.key] = error
         line = str(Failure(result.key, self.asset.to_user_string(), error))
         self._run.log.error(without_secrets(line + (f"\n{result.detail}" if result.detail else "")))
-        self._run.log_event(
+        self._log_event(
             dg.AssetObservation(
                 self.asset,
                 description=_NOT_LANDED,  # Markdown on some pages, so it has no text of data
@@ -561,7 +562,7 @@ def report_shards(
     """
     specs = {spec.name: spec for spec in context.check_specs if spec.key in context.selected_asset_check_keys}
     tried = dagster_internals.keys_of_run(context.run, SHARDS, context.instance)
-    log_event = context.op_execution_context.log_event
+    log_event = dagster_internals.event_logger(context.op_execution_context)
     log = CheckLog(context.instance, context.run.run_id, log_event, asset, specs, tried)
     for shard, checks in outcomes:
         log.add(shard, checks)

@@ -71,8 +71,9 @@ def observe_changes(
     """
     _warn_of_unmatched(context.log, listing)
     seen = dagster_internals.latest_observations(context.instance, asset, listing)
+    log_event = dagster_internals.event_logger(context)
     for key in _changed(listing, seen):
-        context.log_event(observation(asset, key, listing[key]))
+        log_event(observation(asset, key, listing[key]))
     return dg.DataVersionsByPartition({})
 
 
@@ -97,8 +98,9 @@ class RawShardIOManager(dg.ConfigurableIOManager):
         seen = dagster_internals.latest_observations(context.instance, asset, present)
         changed = _changed(present, seen)
         if changed and (run := dagster_internals.asset_step()) is not None:
+            log_event = dagster_internals.event_logger(run)
             for key in changed:
-                run.log_event(observation(asset, key, present[key]))
+                log_event(observation(asset, key, present[key]))
             seen |= dagster_internals.latest_observations(context.instance, asset, changed)
         return ShardSet(
             asset.to_user_string(),
