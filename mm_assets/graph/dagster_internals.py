@@ -142,8 +142,9 @@ def event_logger(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> C
         return context.log_event
 
     def store(level: int, msg: str, dagster_event: DagsterEvent, batch_metadata: object) -> None:
-        at = time.time()
-        instance.handle_new_event(EventLogEntry(None, level, msg, op.run_id, at, key, job, dagster_event))
+        now = time.time()
+        entry = EventLogEntry(None, level, msg, op.run_id, now, key, job, dagster_event)  # type: ignore[no-untyped-call]
+        instance.handle_new_event(entry)
 
     log = SimpleNamespace(log_dagster_event=store)
     quiet: Any = SimpleNamespace(step=step.step, job_name=job, event_tags=step.event_tags, log=log)

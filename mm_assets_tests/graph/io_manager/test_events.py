@@ -75,6 +75,49 @@ def test_runs_print_from_a_level_and_log_everything(
     assert any(entry.level == logging.DEBUG for entry in instance.all_logs(result.run_id))
 
 
+def test_what_no_logger_prints_is_logged_as_what_one_prints(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`event_logger` gives the event log, and who watches the run, the events of Dagster's own method."""
+
+    @dg.op
+    def probe(context: dg.OpExecutionContext) -> None:
+        log_event = dagster_internals.event_logger(context)
+        log_event(dg.AssetMaterialization(KEY, partition="p0", metadata={"rows": 1}, tags={"a": "b"}))
+        log_event(dg.AssetObservation(KEY, partition="p1", description="words"))
+        log_event(dg.AssetCheckEvaluation(KEY, "sound", False, partition="p0", blocking=True))
+
+    @dg.job
+    def probes() -> None:
+        probe()
+
+    kinds = ("ASSET_MATERIALIZATION", "ASSET_OBSERVATION", "ASSET_CHECK_EVALUATION")
+    name = "default_system_loggers"
+    monkeypatch.setattr(context_creation_job, name, getattr(context_creation_job, name))
+    seen = []
+    for level in ("debug", "warning"):
+        dagster_internals.set_console_level(level)
+        result = probes.execute_in_process(instance=instance)
+        is_printed = "ASSET_CHECK_EVALUATION" in capfd.readouterr().err
+        entries = [
+            e
+            for e in instance.all_logs(result.run_id)
+            if e.dagster_event and e.dagster_event.event_type_value in kinds
+        ]
+        streamed = [event for event in result.all_events if event.event_type_value in kinds]
+        assert [entry.dagster_event for entry in entries] == streamed and len(streamed) == 3
+        assert [entry.timestamp for entry in entries] == sorted(entry.timestamp for entry in entries)
+        plain = []
+        for entry in entries:
+            event = entry.get_dagster_event()
+            event = event._replace(logging_tags={**event.logging_tags, "run_id": ""})
+            plain.append(entry._replace(run_id="", timestamp=0.0, dagster_event=event))
+        seen.append((is_printed, plain))
+    (printed, first), (quiet, second) = seen
+    assert (printed, quiet) == (True, False)
+    assert first == second
+
+
 def test_mark_keeps_builtin_events_away(instance: dg.DagsterInstance) -> None:
     assert run_probe(instance, ["p0", "p1", "p2"]).success
     assert count(instance) == 3
