@@ -26,10 +26,19 @@ import pyarrow.compute as pc
 from mm_assets.formats.images import probe
 from mm_assets.formats.images.decode import decoding, opened, pillow_image, refuse_bomb
 from mm_assets.formats.images.tiff_directories import (
+    BITS_PER_SAMPLE,
+    COMPRESSION,
     ORIENTATION,
+    PHOTOMETRIC,
+    PLANAR,
+    SAMPLES_PER_PIXEL,
+    TYPE_SIZES,
+    Entry,
     as_view,
     entry_number,
+    integers,
     iter_entries,
+    next_directory,
     read_header,
 )
 from mm_assets.model.errors import ImageError
@@ -270,7 +279,7 @@ def _side_by_side(pictures: Sequence[Image]) -> Image:
 # Headers that go on for longer are Pillow's to judge; it has limits of its own.
 _MAX_SEGMENTS: Final = 256
 _MAX_HEADER: Final = 1 << 20  # bytes
-_SHORT, _RATIONAL = 3, 5  # TIFF field types
+_ASCII, _SHORT, _LONG, _RATIONAL, _UNDEFINED = 2, 3, 4, 5, 7  # TIFF field types
 _RESOLUTION: Final = {282: _RATIONAL, 296: _SHORT}  # TIFF tags that Pillow asks of EXIF, and their types
 
 # The least bytes of a JPEG's segments that Pillow takes as they are: tables and a comment, then APP0 and on.
@@ -286,6 +295,18 @@ _PNG_MODES: Final = frozenset(
     {(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2), (1, 3), (2, 3), (4, 3), (8, 3), (8, 4),
      (16, 4), (8, 6), (16, 6)}
 )  # fmt: skip
+# The field types of TIFF tags that Pillow takes as they are. Of these it looks only at those below.
+_PLAIN_FIELDS: Final[dict[int, tuple[int, ...]]] = {
+    **dict.fromkeys((254, 256, 257, 273, 278, 279, 322, 323, 324, 325), (_SHORT, _LONG)),
+    **dict.fromkeys((258, 259, 262, 274, 277, 284, 296, 297, 317, 530, 531), (_SHORT,)),
+    **dict.fromkeys((282, 283, 532), (_RATIONAL,)),
+    **dict.fromkeys((270, 271, 272, 305, 306), (_ASCII,)),
+    347: (_UNDEFINED,),
+}
+_ONE_VALUE: Final = frozenset({256, 257, 259, 262, 274, 277, 282, 283, 284, 296})
+_LIBTIFF_COMPRESSIONS: Final = frozenset({5, 7, 8})  # LZW, JPEG, deflate
+# Photometric interpretation and bits of the samples: grey, RGB, YCbCr.
+_PLAIN_SAMPLES: Final = frozenset({(0, (8,)), (1, (8,)), (2, (8, 8, 8)), (6, (8, 8, 8))})
 
 _u16be: Final = struct.Struct(">H").unpack_from
 _u32be: Final = struct.Struct(">I").unpack_from
@@ -297,7 +318,7 @@ def check_opens(data: bytes | bytearray | memoryview, kind: str) -> None:
     """Check that Pillow opens an image, as each client does first.
 
     That takes as long as all else that is done with an image, so Pillow is not asked about the usual headers
-    of JPEG, PNG and WebP.
+    of JPEG, PNG, WebP and TIFF.
 
     Args:
         data: The image file.
@@ -401,7 +422,45 @@ def _webp(view: memoryview) -> bool:
     return not bits & 1 and (bits >> 1 & 7) <= 3 and bool(bits & 16) and bits >> 5 < length
 
 
-_SURE: Final[dict[str, Callable[[memoryview], bool]]] = {"jpg": _jpeg, "png": _png, "webp": _webp}
+def _tiff(view: memoryview) -> bool:
+    """Return True for a classic TIFF whose first directory has usual fields, for libtiff to decode."""
+    layout, first = read_header(view)
+    number = entry_number(view, layout, first)
+    next_directory(view, layout, first, number)  # is there
+    entries: dict[int, Entry] = {}
+    room = len(view)
+    for row, (tag, kind, values, value) in enumerate(iter_entries(view, layout, first, number)):
+        if kind not in _PLAIN_FIELDS.get(tag, ()) or tag in entries or not values:
+            return False
+        if (size := TYPE_SIZES[kind] * values) > layout.pointer.size:
+            room -= size
+            if value + size > len(view):
+                return False
+        if tag in _ONE_VALUE and values != 1:
+            return False
+        entries[tag] = Entry(row, tag, kind, values, value)
+    if room < 0 or layout.pointer.size != 4:
+        return False
+
+    def of(tag: int) -> tuple[int, ...]:
+        return integers(view, layout, first, entries[tag]) if tag in entries else ()
+
+    bits, photometric = of(BITS_PER_SAMPLE), of(PHOTOMETRIC)
+    return (
+        _LIBTIFF_COMPRESSIONS.issuperset(of(COMPRESSION) or (1,))
+        and of(PLANAR) in ((), (1,))
+        and len(photometric) == 1
+        and (photometric[0], bits) in _PLAIN_SAMPLES
+        and (of(SAMPLES_PER_PIXEL) or (1,)) == (len(bits),)
+    )
+
+
+_SURE: Final[dict[str, Callable[[memoryview], bool]]] = {
+    "jpg": _jpeg,
+    "png": _png,
+    "webp": _webp,
+    "tiff": _tiff,
+}
 
 
 Pixels = npt.NDArray[np.uint8]

@@ -142,7 +142,7 @@ def test_whole_images_open(data: bytes) -> None:
 
 
 def test_what_pillow_is_not_asked_about() -> None:
-    """The usual headers of the three formats; else it would take twice as long to read a shard."""
+    """The usual headers of the four formats; else it would take twice as long to read a shard."""
     usual = {
         "jpg": JPG,
         "jpg exif": encoded("jpg", exif=turned(6)),
@@ -153,6 +153,8 @@ def test_what_pillow_is_not_asked_about() -> None:
         ),
         "webp": encoded("webp"),
         "webp lossless": encoded("webp", lossless=True),
+        "tiff jpeg": encoded("tiff", compression="jpeg", dpi=(72, 72)),
+        "tiff deflate": encoded("tiff", "L", compression="tiff_adobe_deflate"),
     }
     assert [name for name, data in usual.items() if not surely_opens(memoryview(data), name.split()[0])] == []
 
@@ -194,6 +196,10 @@ PLAIN = {
                      chunk(b"tRNS", bytes(6)), chunk(b"cHRM", bytes(32)), chunk(b"sRGB", b"\0")),
             png_with(chunk(b"acTL", b"\0\0\0\2" + bytes(4)), frame_control(0))],
     "webp": [encoded("webp"), encoded("webp", lossless=True), encoded("webp", icc_profile=b"x" * 101)],
+    "tiff": [encoded("tiff", mode, size=(8, 6), compression=compression, **more)
+             for mode, compression in (("RGB", "jpeg"), ("RGB", "tiff_lzw"), ("L", "jpeg"), ("YCbCr", "jpeg"),
+                                       ("L", "tiff_adobe_deflate"), ("CMYK", "jpeg"), ("RGBA", "tiff_lzw"))
+             for more in ({}, {"dpi": (72, 72), "software": "x" * 9, "tiffinfo": {274: 6}})],
 }  # fmt: skip
 
 
@@ -204,7 +210,7 @@ def test_what_surely_opens_does(kind: str) -> None:
     passed = refused = 0
     for _ in range(4000):
         data = bytearray(pick.choice(PLAIN[kind]))
-        end = min(len(data), 760 if kind == "jpg" else 300)
+        end = min(len(data), 760 if kind in ("jpg", "tiff") else 300)
         pick.choice(CHANGES)(pick, data, end)
         changed = bytes(data)
         if kind == "png" and pick.random() < 0.8:
