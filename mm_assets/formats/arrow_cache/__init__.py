@@ -11,6 +11,7 @@ Here are its files: the metadata (`_metadata.json`), the shards, and what has be
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -57,13 +58,13 @@ class ShardWriter:
     def __init__(self, folder: Path, schema: pa.Schema, target: int) -> None:
         self.shards: list[CacheShard] = []
         self._folder, self._schema, self._target = folder, schema, target
-        self._sink: pa.OSFile | None = None
+        self._sink: _DigestedFile | None = None
         self._bytes = self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._sink is None:
-            self._sink = pa.OSFile(str(self._folder / self._name), "wb")
-            self._writer = ipc.new_file(self._sink, self._schema)
+            self._sink = _DigestedFile(self._folder / self._name)
+            self._writer = ipc.new_file(pa.PythonFile(self._sink, "w"), self._schema)
             self._bytes = self._rows = 0
         self._writer.write_batch(batch)
         self._bytes += batch.nbytes
@@ -77,9 +78,9 @@ class ShardWriter:
             return
         self._writer.close()
         self._sink.close()
-        self._sink = None
+        digest, self._sink = self._sink.digest.hexdigest(), None
         path = self._folder / self._name
-        self.shards.append(CacheShard(self._name, self._rows, path.stat().st_size, file_digest(path)))
+        self.shards.append(CacheShard(self._name, self._rows, path.stat().st_size, digest))
         sync(path)
 
     def abandon(self) -> None:
@@ -90,6 +91,26 @@ class ShardWriter:
     @property
     def _name(self) -> str:
         return f"shard-{len(self.shards):05d}.arrow"
+
+
+class _DigestedFile(io.FileIO):
+    """A new file with the digest of what is written into it.
+
+    The file is not read back for that: what a disk makes of the bytes is for those to find who read them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+        self.digest = xxhash.xxh3_128()
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        for start in range(0, len(view), _BLOCK):
+            block = view[start : start + _BLOCK]
+            self.digest.update(block)  # brings it into the processor's cache
+            while block:
+                block = block[super().write(block) :]
+        return len(view)
 
 
 class OpenShard:
