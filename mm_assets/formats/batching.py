@@ -35,6 +35,9 @@ def row_bytes(table: pa.Table) -> Sizes:
     """
     total = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
+        if (fixed := _fixed_bytes(column.type)) is not None:
+            total += fixed
+            continue
         # Every chunk adds overhead to each of its rows, so small columns are combined first. Images are not
         # copied for that.
         chunks = (
@@ -43,16 +46,26 @@ def row_bytes(table: pa.Table) -> Sizes:
             else [pa.concat_arrays(column.chunks)]
         )
         if chunks:
-            total += np.concatenate([_array_row_bytes(chunk) for chunk in chunks])
+            found = [_array_row_bytes(chunk) for chunk in chunks]
+            total += found[0] if len(found) == 1 else np.concatenate(found)
     return total
+
+
+def _fixed_bytes(type_: pa.DataType) -> int | None:
+    """Return the bytes of a value, where all values of a type have as many."""
+    if pa.types.is_null(type_):
+        return 0
+    if pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_fixed_size_binary(type_):
+        return int(type_.bit_width) // 8 + _BITS
+    return None
 
 
 def _array_row_bytes(array: pa.Array) -> Sizes:
     type_ = array.type
     if isinstance(type_, pa.BaseExtensionType):
         return _array_row_bytes(array.storage)
-    if pa.types.is_null(type_):
-        return np.zeros(len(array), np.int64)
+    if (fixed := _fixed_bytes(type_)) is not None:
+        return np.full(len(array), fixed, np.int64)
     if _is_text_or_binary(type_):
         return np.diff(_offsets(array)) + _OFFSETS
     if pa.types.is_dictionary(type_) and _is_text_or_binary(type_.value_type):
@@ -67,8 +80,6 @@ def _array_row_bytes(array: pa.Array) -> Sizes:
     if pa.types.is_fixed_size_list(type_):
         values = array.values.slice(array.offset * type_.list_size, len(array) * type_.list_size)
         return _array_row_bytes(values).reshape(len(array), type_.list_size).sum(axis=1) + _BITS
-    if pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_fixed_size_binary(type_):
-        return np.full(len(array), type_.bit_width // 8 + _BITS, np.int64)
     mean = -(-array.nbytes // max(len(array), 1))  # views, dictionaries etc.: single rows have no size
     return np.full(len(array), mean + _OFFSETS, np.int64)
 
@@ -132,17 +143,20 @@ def cut_by_bytes(tables: Iterable[pa.Table], max_bytes: int | None) -> Iterator[
         raise ValueError(f"max_batch_bytes must be positive, not {max_bytes}")
     pending: list[pa.Table] = []
     sizes: list[Sizes] = []  # row sizes of each pending table, so that every row is measured once
+    total = 0
     for table in tables:
         if table.num_rows == 0:
             continue
         pending.append(table)
         sizes.append(row_bytes(table))
-        if sum(int(table_sizes.sum()) for table_sizes in sizes) > max_bytes:
+        total += int(sizes[-1].sum())
+        if total > max_bytes:
             whole, whole_sizes = pa.concat_tables(pending), np.concatenate(sizes)
             *parts, rest = cut_rows(whole, sample_offsets(whole), whole_sizes, max_bytes)
             yield from parts
             # The last sample may continue in the next table.
             pending, sizes = [rest], [whole_sizes[whole.num_rows - rest.num_rows :]]
+            total = int(sizes[0].sum())
     if pending:
         whole = pa.concat_tables(pending)
         yield from cut_rows(whole, sample_offsets(whole), np.concatenate(sizes), max_bytes)

@@ -138,8 +138,9 @@ class WrittenOut:
 
 
 def _has_dictionary(chunk: pq.ColumnChunkMetaData) -> bool:
-    is_coded = any("DICTIONARY" in encoding for encoding in chunk.encodings)
-    return chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY") and is_coded
+    return chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY") and any(
+        "DICTIONARY" in encoding for encoding in chunk.encodings
+    )
 
 
 class RowSizes:

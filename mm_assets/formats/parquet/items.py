@@ -119,8 +119,8 @@ class ParquetSource(FileSource):
 
     @cached_property
     def _spans(self) -> SampleSpans | None:
-        groups = range(self._file.num_row_groups)
-        if all(self._written_out().rows(group, ["sample_id"]) is None for group in groups):
+        written, groups = self._written_out(), range(self._file.num_row_groups)
+        if all(written.rows(group, ["sample_id"]) is None for group in groups):
             ids = column_chunks(self.uri, self._file, self._name, "sample_id", self._options)
         else:
             ids = [chunk for table in self._slices(["sample_id"], None) for chunk in table.column(0).chunks]
@@ -149,8 +149,17 @@ class ParquetSource(FileSource):
     ) -> Iterator[pa.Table]:
         """Yield the rows of a row group, at most ``most_rows`` at a time."""
         row_group = self._file.metadata.row_group(group)
-        mean = row_group.total_byte_size // max(row_group.num_rows, 1)
-        if most_rows is None and (max_bytes is None or row_group.total_byte_size <= max_bytes // 2):
+        nbytes = row_group.total_byte_size
+        if BLOBS not in columns:  # most of the bytes are not read
+            names = tuple(f"{name}." for name in columns)
+            chunks = map(row_group.column, range(row_group.num_columns))
+            nbytes = sum(
+                chunk.total_uncompressed_size
+                for chunk in chunks
+                if f"{chunk.path_in_schema}.".startswith(names)
+            )
+        mean = nbytes // max(row_group.num_rows, 1)
+        if most_rows is None and (max_bytes is None or nbytes <= max_bytes // 2):
             yield self._checked(
                 partial(self._file.read_row_group, group, columns=columns, **self._read_kwargs)
             )
