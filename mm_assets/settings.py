@@ -338,6 +338,11 @@ class Settings:
         1, number(int, above=0), "raw shards in one partition, grouped by the numbers in their names"
     )
     storage: str = _setting("demo/storage", output_root, "output root: a folder or a URL")
+    filtered: str = _setting(
+        "copy",
+        one_of("copy", "reference"),
+        "images of filtered Parquet: a copy, or a reference to those in curated Parquet",
+    )
     workers: int = _setting(0, number(int), "worker processes of a run; 0: one for every core")
     shard_timeout: float | None = _setting(
         3600.0,

@@ -149,6 +149,8 @@ LOST_IDS = "lost_ids"
 """In an account: ids of samples that were lost when the raw shard was read, as far as they are listed."""
 PUBLISHED = "published"
 """In an account of `CURATED`: schema and columns that the shard was published with (`published_to_text`)."""
+REFERRED = "referenced_images"
+"""In the metadata of `FILTERED`: number of images that the output does not have, but refers to."""
 INDEXES = ("surveys", "published", "tars")
 _OF_ACCOUNTS = "accounts"
 

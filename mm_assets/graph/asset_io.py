@@ -51,6 +51,7 @@ from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, unreadabl
 from mm_assets.graph.shard_jobs import (
     CLOSED_RECORDS,
     GROUP_MEMBERS,
+    IMAGES,
     KNOWN_SCORES,
     cache_shard,
     fragment_shard,
@@ -254,7 +255,17 @@ def _refusal_to_shrink(job: ShardJob, before: ShardRecord | None) -> str | None:
 class ParquetIOManager(_ParquetOutput):
     """Writes Parquet from Parquet."""
 
+    images: str = Field(
+        default="copy", description="Images of filtered Parquet: copy, or reference to those in curated."
+    )
+
     run_job = staticmethod(rewrite_shard)
+
+    def options(self) -> dict[str, object]:
+        options = super().options()
+        if self.images == "copy":  # as it was before there was a choice: fingerprints stay
+            del options[IMAGES]
+        return options
 
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Return the jobs with what their filters have to know of all shards."""

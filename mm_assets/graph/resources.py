@@ -21,6 +21,7 @@ from mm_assets.filters.registry import chain_of, filters_of, measures_for, opene
 from mm_assets.graph.asset_io import (
     IO_MANAGERS,
     IngestIOManager,
+    ParquetIOManager,
     QuarantineIOManager,
     SampleScoresIOManager,
     ScoresIOManager,
@@ -191,6 +192,9 @@ def resources_from_environment() -> dict[str, Any]:
             f"{kind}_io_manager": IO_MANAGERS[kind](workers=workers, root=root, on_materialize_error=policy)
             for kind in {output.kind for output in OUTPUTS}
         },
+        "parquet_io_manager": ParquetIOManager(
+            workers=workers, root=root, on_materialize_error=policy, images=settings.filtered
+        ),
     }
 
 

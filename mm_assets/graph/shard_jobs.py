@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mm_assets.accounting import CACHE, FILES, LOST_IDS, PUBLISHED, TARS, digest_files
+from mm_assets.accounting import CACHE, FILES, LOST_IDS, PUBLISHED, REFERRED, TARS, digest_files
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.parquet import UnreadableFile
+from mm_assets.formats.parquet import UnreadableFile, place_of_images
 from mm_assets.formats.partitions import own_name, relative_root
 from mm_assets.formats.raw_shards import files_of
 from mm_assets.graph import Check, ShardJob, ShardResult, blocked_by
@@ -29,6 +29,7 @@ GROUP_MEMBERS = "members"  # in the account of a group: the names of its raw sha
 KNOWN_SCORES = (
     "known_scores"  # option of a job: the data version of the scores of the same rows that are there
 )
+IMAGES = "images"  # option of a job whose output refers to the images of its source
 RAW = "raw"  # side input: the raw shards, whose bytes the quarantine holds
 CLOSED_RECORDS = "closed"  # metadata: number of records that the run closed
 _MOST_LOST_IDS = 1000  # in a record
@@ -96,7 +97,11 @@ def members_of(job: ShardJob) -> list[str]:
 
 def rewrite_shard(job: ShardJob) -> ShardResult:
     """Read one curated shard, apply the steps, write it as Parquet."""
-    from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader, InterleavedParquetWriter
+    from mm_assets.formats.parquet.reader_writer import (
+        ImagesOfSource,
+        InterleavedParquetReader,
+        InterleavedParquetWriter,
+    )
     from mm_assets.graph.shard_work import convert_shard, reader_arguments
     from mm_assets.view.preview_scores import ShardPictures
 
@@ -106,7 +111,12 @@ def rewrite_shard(job: ShardJob) -> ShardResult:
     )
     # An asset that takes over all rows of its source shows what it shows.
     observer = ShardPictures if job.steps else None
-    return convert_shard(job, reader, writer, job.shard.version, observer=observer)[0]
+    if IMAGES not in job.options or job.shard.uri != place_of_images(job.dest):
+        return convert_shard(job, reader, writer, job.shard.version, observer=observer)[0]
+    images = ImagesOfSource("/".join(job.shard.uri.rsplit("/", 2)[-2:]))
+    job = replace(job, steps=(images, *job.steps))
+    result, _ = convert_shard(job, reader, writer.referring_to(images), job.shard.version, observer=observer)
+    return replace(result, metadata={**result.metadata, REFERRED: images.referred}) if result.ok else result
 
 
 def fragment_shard(job: ShardJob) -> ShardResult:

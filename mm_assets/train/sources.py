@@ -32,6 +32,7 @@ from mm_assets.formats.parquet import (
     read_small_table,
     restore,
 )
+from mm_assets.formats.parquet.items import ReferencedImages
 from mm_assets.formats.registry import detect_format, reader_for
 from mm_assets.model.errors import DataError, require
 from mm_assets.model.samples import document_of, sample_offsets
@@ -118,6 +119,7 @@ class ParquetSource(TableSource):
             file.close()
         super().__init__("parquet", names, ids)
         self._files = LruCache(self._file)
+        self._images = LruCache(self._images_of, most=2)
         self._tables = LruCache(self._table, most_bytes=_GROUP_BYTES, size_of=_nbytes)
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
@@ -130,10 +132,15 @@ class ParquetSource(TableSource):
     def _file(self, uri: str) -> pq.ParquetFile:
         return self._copies.open(uri, lambda path: open_parquet(path, uri, None, {"memory_map": True}))
 
+    def _images_of(self, uri: str) -> ReferencedImages | None:
+        return ReferencedImages.of(uri, self._files.get(uri))
+
     def _table(self, shard: int) -> pa.Table:
         uri, group = self._groups[shard]
         file = self._files.get(uri)
         table = checked(lambda: file.read_row_group(group, use_threads=False), uri, file)
+        if (images := self._images.get(uri)) is not None:
+            table = images.filled(table)
         return restore(table, original_schema(file))
 
 

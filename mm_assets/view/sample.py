@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -31,6 +31,7 @@ from mm_assets.formats.parquet import (
     restore,
     rows_within,
 )
+from mm_assets.formats.parquet.items import ReferencedImages
 from mm_assets.model.errors import ImageError, counted, unreadable_image
 from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
@@ -248,7 +249,9 @@ def parquet_rows(
     Raises:
         ShardError: the file is damaged.
     """
-    with closing(open_parquet(uri, uri, options, {})) as file:
+    with closing(open_parquet(uri, uri, options, {})) as file, ExitStack() as stack:
+        if (images := ReferencedImages.of(uri, file, options=options)) is not None:
+            stack.callback(images.close)
         schema = original_schema(file)
         wanted_ids = pa.array(sample_ids, pa.large_string())
         found_in = (possible_groups(file.metadata, "sample_id", sample_id) for sample_id in sample_ids)
@@ -267,6 +270,7 @@ def parquet_rows(
                 found = pa.Table.from_batches([batch]).filter(mask.slice(seen, batch.num_rows))
                 seen += batch.num_rows
                 if found.num_rows:
+                    found = found if images is None else images.filled(found)
                     yield restore(found.select(schema.names), schema)
                 if seen > last:
                     break

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
+import xxhash
 
 from mm_assets.accounting.canonical import RowPart, blob_index, naming_file
 from mm_assets.formats.arrow_cache import (
@@ -27,7 +28,15 @@ from mm_assets.formats.arrow_cache import (
     digest_of,
     parse_metadata,
 )
-from mm_assets.formats.parquet import open_checked, original_schema, restore, unreadable_dictionary
+from mm_assets.formats.parquet import (
+    IMAGE_REFS,
+    open_checked,
+    original_schema,
+    place_of_images,
+    refers,
+    restore,
+    unreadable_dictionary,
+)
 from mm_assets.formats.parquet.document_file import WrittenOut
 from mm_assets.formats.parquet.document_layout import is_interleaved
 from mm_assets.model.digest import BLOBS
@@ -84,9 +93,13 @@ def parquet_parts(
                 uri,
                 lambda names: open_checked(source, metadata=file.metadata, read_dictionary=names),
             )
+            elsewhere = ImagesElsewhere(uri, options, stack) if refers(file) else None
             try:
                 for group in range(file.num_row_groups):
-                    yield from _row_group(file, group, schema, uri, written)
+                    if elsewhere is None:
+                        yield from _row_group(file, group, schema, uri, written)
+                    else:
+                        yield from _referring_group(file, group, schema, elsewhere, written)
             except pa.ArrowInvalid as error:
                 raise ShardError(unreadable_dictionary(file, error) or error) from error
 
@@ -124,6 +137,97 @@ def _blobs(file: pq.ParquetFile, group: int, rows: int, type_: pa.DataType, uri:
     with naming_file(uri):  # a generator: errors occur while the caller iterates
         for batch in file.iter_batches(rows, row_groups=[group], columns=[BLOBS], use_threads=False):
             yield batch.column(BLOBS).cast(type_)
+
+
+class ImagesElsewhere:
+    """Images that the rows of a file refer to, read one after the other."""
+
+    def __init__(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> None:
+        self._uri, self._place = uri, place_of_images(uri)
+        remote = is_remote(self._place)
+        source = stack.enter_context(open_binary(self._place, options)) if remote else self._place
+        arguments = {"pre_buffer": remote, "buffer_size": _READ_BUFFER}
+        with naming_file(self._place):
+            self._file = stack.enter_context(open_checked(source, **arguments))
+            written = WrittenOut(
+                self._file,
+                size_of(self._place, options),
+                self._place,
+                lambda names: open_checked(source, metadata=self._file.metadata, read_dictionary=names),
+            )
+            self._rows: dict[tuple[str, int], tuple[int, int]] = {}
+            for group in range(self._file.num_row_groups):
+                if written.rows(group, [*_KEYS, BLOBS]) is not None:
+                    raise ShardError("no curated Parquet of ours: its columns have dictionaries")
+                keys = self._file.read_row_group(group, columns=_KEYS, use_threads=False)
+                columns = [keys.column(name).to_pylist() for name in _KEYS]
+                for row, (sample_id, position, modality) in enumerate(zip(*columns, strict=True)):
+                    if modality == "image":
+                        self._rows[sample_id, position] = group, row
+        self._at = (-1, 0, 0)  # row group, and rows of it that the values are of
+        self._values: Any = ()
+        self._batches: Iterator[Any] = iter(())
+
+    def image(self, sample_id: str, position: int, size: int, digest: str) -> bytes:
+        """Return the bytes of an image.
+
+        Raises:
+            ShardError: there is no such image, or another one.
+        """
+        place = self._rows.get((sample_id, position))
+        data = None if place is None else self._value(*place)
+        if data is None or len(data) != size or xxhash.xxh3_128_hexdigest(data) != digest:
+            what = "no such image" if data is None else "another image"
+            raise ShardError(
+                f"{self._uri}: sample {sample_id!r:.200}, position {position}: {what} in {self._place}"
+            )
+        return data
+
+    def _value(self, group: int, row: int) -> bytes | None:
+        with naming_file(self._place):
+            if group != self._at[0] or row < self._at[1]:
+                found = self._file.metadata.row_group(group)
+                nbytes = sum(
+                    found.column(at).total_uncompressed_size
+                    for at in range(found.num_columns)
+                    if found.column(at).path_in_schema == BLOBS
+                )
+                rows = _rows_in(_BLOB_BYTES_AT_ONCE, nbytes, found.num_rows)
+                self._batches = self._file.iter_batches(
+                    rows, row_groups=[group], columns=[BLOBS], use_threads=False
+                )
+                self._at = group, 0, 0
+            while row >= self._at[2]:
+                self._values = next(self._batches).column(0)
+                self._at = group, self._at[2], self._at[2] + len(self._values)
+            value: bytes | None = self._values[row - self._at[1]].as_py()
+            return value
+
+
+_KEYS = ["sample_id", "position", "modality"]
+
+
+def _referring_group(
+    file: pq.ParquetFile, group: int, schema: pa.Schema, elsewhere: ImagesElsewhere, written: WrittenOut
+) -> Iterator[RowPart]:
+    row_group, index = file.metadata.row_group(group), blob_index(schema)
+    rows = _rows_in(_BYTES_AT_ONCE, row_group.total_byte_size, row_group.num_rows)
+    rows = min(rows, written.rows(group, file.schema_arrow.names) or rows)
+    for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
+        written.count(batch)
+        table = pa.Table.from_batches([batch])
+        own = table.column(BLOBS)
+        places = [table.column(name).to_pylist() for name in ("sample_id", "position", IMAGE_REFS)]
+        others = restore(table.drop_columns([BLOBS, IMAGE_REFS]), schema.remove(index))
+        blobs = (
+            [
+                value.as_py()
+                if ref is None
+                else elsewhere.image(sample_id, position, ref["bytes"], ref["digest"])
+            ]
+            for value, sample_id, position, ref in zip(own, *places, strict=True)
+        )
+        yield RowPart(others, blobs, index, schema.field(index))
 
 
 def _rows_in(limit: int, nbytes: int, rows: int) -> int:

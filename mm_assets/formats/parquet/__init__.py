@@ -8,6 +8,7 @@
 * Locators: names of rows, and of items in them (`row_name`).
 * `ColumnIntegers`: ranges of the integers in 64-bit columns. The same columns of other shards may be floats,
   which cannot hold all 64-bit integers exactly.
+* References to images (`with_image_refs`): a file may have its images in the one of the same name beside it.
 * `rows_as_json`: single rows for people to read, without bytes, and with invalid text kept.
 
 The modules of this room read our own files, an item a row, and documents of others, a document a row.
@@ -32,7 +33,16 @@ from mm_assets.model.json_codec import FieldTally, dumps
 from mm_assets.model.nested_types import filled_column, is_text, with_bytes, with_children
 from mm_assets.model.schema import schema_from_text, schema_to_text
 from mm_assets.storage.errors import cause_line, is_of_store
-from mm_assets.storage.files import StorageOptions, filesystem, is_remote, open_binary, regular_file, staged
+from mm_assets.storage.files import (
+    StorageOptions,
+    absolute,
+    filesystem,
+    is_remote,
+    join,
+    open_binary,
+    regular_file,
+    staged,
+)
 
 T = TypeVar("T")
 
@@ -339,6 +349,45 @@ def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
     if fields != list(schema):
         metadata[_ORIGINAL] = schema_to_text(schema)
     return pa.schema(fields, metadata=metadata)
+
+
+# Column of a file whose images lie in the file of the same name in another folder beside its own: of each
+# such image that file (below the folder of both), its size, and the xxh3-128 of its bytes in hex.
+IMAGE_REFS = "binary_ref"
+IMAGE_REF = pa.struct([("path", pa.string()), ("bytes", pa.int64()), ("digest", pa.string())])
+_IMAGES_FOLDER = "curated"
+
+
+def with_image_refs(schema: pa.Schema) -> pa.Schema:
+    """Return a `stored_schema` with the column `IMAGE_REFS`, which `original_schema` leaves out.
+
+    Raises:
+        ValueError: a column has that name.
+    """
+    if IMAGE_REFS in schema.names:
+        raise ValueError(f"column {IMAGE_REFS!r}: the name of the references to images: rename it")
+    metadata = {_ORIGINAL.encode(): schema_to_text(schema), **(schema.metadata or {})}
+    return schema.append(pa.field(IMAGE_REFS, IMAGE_REF)).with_metadata(metadata)
+
+
+def refers(file: pq.ParquetFile) -> bool:
+    """Return whether images of a file of ours lie in another file."""
+    return IMAGE_REFS in file.schema_arrow.names and IMAGE_REFS not in original_schema(file).names
+
+
+def place_of_images(uri: str) -> str:
+    """Return the file with the images of a file that `refers` to them. It is no choice of the data."""
+    folder, _, name = absolute(uri).rpartition("/")
+    return join(folder.rpartition("/")[0] or "/", _IMAGES_FOLDER, name)
+
+
+def image_keys(rows: pa.Table) -> pa.ChunkedArray:
+    """Return position and sample id of each image, as a text that no other image of a file has."""
+    position, sample_id, modality = (
+        rows.column(name).cast(pa.large_string()) for name in ("position", "sample_id", "modality")
+    )
+    keys = pc.binary_join_element_wise(position, sample_id, pa.scalar(":", pa.large_string()))
+    return pc.if_else(pc.equal(modality, "image"), keys, pa.scalar(None, pa.large_string()))
 
 
 def original_schema(file: pq.ParquetFile) -> pa.Schema:

@@ -1,29 +1,36 @@
 """Parquet files with a row per item, as sources of tables.
 
 `ParquetSource` is any such file. `QuarantiningParquetSource` reads files of other tools, and quarantines
-samples that cannot be used.
+samples that cannot be used. `ReferencedImages` are those that a file of ours has elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
-from mm_assets.formats.batching import SampleIds, SampleSpans, cut_by_bytes, grouped
+from mm_assets.formats.batching import SampleIds, SampleSpans, cut_by_bytes, cut_rows, grouped
 from mm_assets.formats.parquet import (
+    IMAGE_REF,
+    IMAGE_REFS,
     ROWS_AT_ONCE,
     ColumnIntegers,
     checked,
     column_chunks,
+    image_keys,
     open_parquet,
     original_schema,
+    place_of_images,
     read_batches,
+    refers,
     restore,
     row_name,
     rows_within,
@@ -40,8 +47,16 @@ from mm_assets.model.errors import (
     ShardError,
 )
 from mm_assets.model.losses import Loss
-from mm_assets.model.nested_types import broken_rows, is_bytes, is_text, take_rows, with_bytes
-from mm_assets.model.samples import build_source_ref, sample_offsets, sort_items
+from mm_assets.model.nested_types import (
+    binary_views,
+    blob_array,
+    broken_rows,
+    is_bytes,
+    is_text,
+    take_rows,
+    with_bytes,
+)
+from mm_assets.model.samples import Offsets, build_source_ref, sample_offsets, sort_items
 from mm_assets.model.schema import (
     INTERLEAVED_SCHEMA,
     METADATA_POSITION,
@@ -52,10 +67,183 @@ from mm_assets.model.schema import (
 )
 from mm_assets.storage.files import StorageOptions, size_of
 
-PER_READ = (
-    "use_threads",
-    "use_pandas_metadata",
-)  # arguments of each read; all others are of opening the file
+# Arguments of each read; all others are of opening the file.
+PER_READ = ("use_threads", "use_pandas_metadata")
+
+_READ_AT_ONCE = 8 << 20  # bytes
+_FILLED_AT_ONCE = 32 << 20  # bytes of images; one larger sample passes alone
+
+
+class ReferencedImages:
+    """Images of a file that lie in another one (`place_of_images`), which is open from the first use on.
+
+    An image there is that of the same sample and position, with the bytes whose digest the reference has.
+    No other bytes are ever put in its place.
+
+    Args:
+        uri: the file with the references.
+        name: the file in messages.
+        options: for the file system.
+    """
+
+    def __init__(self, uri: str, name: str, options: StorageOptions | None = None) -> None:
+        self._name, self._options = name, options
+        self._place = place_of_images(uri)
+        self._last = 0  # row group that an image was in
+        self._held: tuple[int, pa.Array] | None = None  # a row group, and its images
+
+    @classmethod
+    def of(
+        cls, uri: str, file: pq.ParquetFile, name: str = "", options: StorageOptions | None = None
+    ) -> Self | None:
+        """Return the images of an open file; None if it has them all itself."""
+        return cls(uri, name or uri, options) if refers(file) else None
+
+    def parts(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Yield the rows as `filled` returns them, a few megabytes of images at a time."""
+        nbytes = pc.fill_null(self._refs(table).field("bytes"), 0).to_numpy(zero_copy_only=False)
+        for part in cut_rows(table, sample_offsets(table), nbytes, _FILLED_AT_ONCE):
+            yield self.filled(part)
+
+    def filled(self, table: pa.Table) -> pa.Table:
+        """Return rows with their images, and without the references.
+
+        Args:
+            table: rows as they are in the file, with the columns of `columns_for`.
+
+        Raises:
+            ShardError: an image is not there, or is not the one that was meant. The message names both
+                files, the sample and the position.
+        """
+        refs, at = self._refs(table), table.schema.get_field_index(BLOBS)
+        rest = table.drop_columns(IMAGE_REFS)
+        rows = np.flatnonzero(refs.is_valid().to_numpy(zero_copy_only=False))
+        if not len(rows):
+            return rest
+        wanted = table.select(_KEY_COLUMNS).take(pa.array(rows))
+        refs = refs.take(pa.array(rows))
+        images = self._found(wanted, pc.sum(refs.field("bytes")).as_py() or 0)
+        sizes, digests = (refs.field(name).to_pylist() for name in ("bytes", "digest"))
+        for row, (view, size, digest) in enumerate(zip(binary_views(images), sizes, digests, strict=True)):
+            if view is None or len(view) != size or xxhash.xxh3_128_hexdigest(view) != digest:
+                raise self._fault(wanted, row, "is another image than was filtered")
+        column = rest.column(BLOBS)
+        offsets = np.frombuffer(images.buffers()[1], np.int64, len(images) + 1, images.offset * 8)
+        ends = np.full(len(column) + 1, -1, np.int64)
+        ends[0], ends[rows + 1] = offsets[0], offsets[1:]
+        is_filled = np.isin(np.arange(len(column)), rows)
+        filled = blob_array(np.maximum.accumulate(ends), images.buffers()[2], is_filled.tolist())
+        if column.null_count < len(column):
+            filled = pc.if_else(pa.array(is_filled), filled, column.cast(pa.large_binary()))
+        field = rest.schema.field(at)
+        return rest.set_column(at, field, filled.cast(field.type))
+
+    @staticmethod
+    def columns_for(names: Iterable[str]) -> list[str]:
+        """Return the columns to read of the file for these with their images."""
+        return list(dict.fromkeys([*names, *_KEY_COLUMNS, IMAGE_REFS]))
+
+    def close(self) -> None:
+        """Close the file with the images."""
+        if "_file" in self.__dict__:
+            self._file.close(force=True)
+            del self._file
+
+    def _refs(self, table: pa.Table) -> pa.StructArray:
+        chunks = table.column(IMAGE_REFS).chunks
+        return checked(lambda: pa.concat_arrays([*chunks, pa.array([], IMAGE_REF)]), self._name)
+
+    def _open(self, **opening: Any) -> pq.ParquetFile:
+        return open_parquet(self._place, self._place, self._options, opening)
+
+    @cached_property
+    def _file(self) -> pq.ParquetFile:
+        try:
+            file = self._open()
+        except FileNotFoundError as error:
+            raise ShardError(f"{self._name}: its images lie in {self._place}: no such file") from error
+        names = [*_KEY_COLUMNS, BLOBS]
+        size = size_of(self._place, self._options)
+        written = WrittenOut(
+            file, size, self._place, lambda n: self._open(metadata=file.metadata, read_dictionary=n)
+        )
+        unfolds = any(written.rows(group, names) is not None for group in range(file.num_row_groups))
+        if unfolds or refers(file) or not set(names) <= set(file.schema_arrow.names):
+            file.close(force=True)
+            raise ShardError(f"{self._name}: its images lie in {self._place}: no file of images")
+        return file
+
+    @cached_property
+    def _keys(self) -> list[pa.Array]:
+        """The `image_keys` of each row group."""
+        columns = [
+            pa.chunked_array(column_chunks(self._place, self._file, self._place, name, self._options))
+            for name in _KEY_COLUMNS
+        ]
+        table = pa.table(columns, _KEY_COLUMNS)
+        keys = checked(lambda: image_keys(table), self._place).combine_chunks()
+        groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
+        ends = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
+        return [keys.slice(start, end - start) for start, end in pairwise(ends)]
+
+    def _found(self, wanted: pa.Table, nbytes: int) -> pa.Array:
+        """Return the images of rows, which are all images, in their order; ``nbytes`` together."""
+        keys, groups = image_keys(wanted).combine_chunks(), len(self._keys)
+        if nbytes > size_of(self._place, self._options):
+            raise ShardError(f"{self._name}: names more bytes of images than {self._place} has")
+        rows = np.arange(len(keys))
+        parts, order = [], []
+        for group in [*range(self._last, groups), *range(self._last)]:  # the order of rows is the same
+            if not len(rows):
+                break
+            places = pc.index_in(keys.take(pa.array(rows)), value_set=self._keys[group])
+            here = pc.is_valid(places).to_numpy(zero_copy_only=False)
+            if here.any():
+                self._last = group
+                parts.append(self._taken(group, places.drop_null()))
+                order.append(rows[here])
+                rows = rows[~here]
+        if len(rows):
+            raise self._fault(wanted, int(rows[0]), "is not there")
+        return _in_order(parts, np.concatenate(order))
+
+    def _taken(self, group: int, places: pa.Array) -> pa.Array:
+        """Return the images at these rows of a row group."""
+        metadata = self._file.metadata.row_group(group)
+        chunks = map(metadata.column, range(metadata.num_columns))
+        nbytes = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema == BLOBS)
+        if nbytes <= _FILLED_AT_ONCE:
+            if self._held is None or self._held[0] != group:
+                read = partial(self._file.read_row_group, group, columns=[BLOBS], use_threads=False)
+                images = checked(read, self._place, self._file).column(0).cast(pa.large_binary())
+                self._held = group, images.combine_chunks()
+            return self._held[1].take(places)
+        numbers, first = places.to_numpy(), 0
+        parts, order = [], []
+        rows = rows_within(_READ_AT_ONCE, nbytes // max(metadata.num_rows, 1))
+        for batch in read_batches(self._file, group, [BLOBS], rows, self._place, use_threads=False):
+            here = np.flatnonzero((numbers >= first) & (numbers < first + batch.num_rows))
+            images = batch.column(0).cast(pa.large_binary())
+            parts.append(images.take(pa.array(numbers[here] - first)))
+            order.append(here)
+            first += batch.num_rows
+        return _in_order(parts, np.concatenate(order))
+
+    def _fault(self, wanted: pa.Table, row: int, what: str) -> ShardError:
+        sample_id, position = (wanted.column(name)[row].as_py() for name in ("sample_id", "position"))
+        return ShardError(
+            f"{self._name}: sample {sample_id!r:.200}, position {position}: {BLOBS}: the image in "
+            f"{self._place} {what}; mm-assets run makes again what differs"
+        )
+
+
+_KEY_COLUMNS = ["sample_id", "position", "modality"]
+
+
+def _in_order(parts: Sequence[pa.Array], order: Offsets) -> pa.Array:
+    """Return values in the order of the numbers that they have in ``order``."""
+    values = pa.concat_arrays(parts)
+    return values if (np.diff(order) > 0).all() else values.take(pa.array(np.argsort(order)))
 
 
 class ParquetSource(FileSource):
@@ -89,6 +277,7 @@ class ParquetSource(FileSource):
         self._options = options
         self._name = name or uri
         self._id_prefix = id_prefix
+        self._images = ReferencedImages.of(uri, file, self._name, options)
         self._blob_columns = [at for at, column in enumerate(file.schema) if column.path == BLOBS]
         super().__init__(uri, original_schema(file), file.metadata.num_rows if filters is None else None)
 
@@ -139,10 +328,15 @@ class ParquetSource(FileSource):
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         written = self._written_out()
+        images = self._images if BLOBS in columns else None
+        names = columns if images is None else images.columns_for(columns)
         for group in range(self._file.num_row_groups):
-            for table in self._group(group, columns, max_bytes, written.rows(group, columns)):
+            for table in self._group(group, names, max_bytes, written.rows(group, names)):
                 written.count(table)
-                yield table
+                if images is None:
+                    yield table
+                else:
+                    yield from images.parts(table)
 
     def _group(
         self, group: int, columns: list[str], max_bytes: int | None, most_rows: int | None
@@ -202,10 +396,11 @@ class ParquetSource(FileSource):
         return checked(read, self._name, self._file)
 
     def close(self) -> None:
+        if self._images is not None:
+            self._images.close()
         self._file.close(force=True)  # a remote file was opened here, not by pyarrow
 
 
-_READ_AT_ONCE = 8 << 20  # bytes
 _ERROR = "materialize_error"
 
 

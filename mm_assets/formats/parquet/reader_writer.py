@@ -6,12 +6,16 @@ or a row per document (`DocumentSource`, which scans all rows first, then reads 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import Any
+from itertools import chain
+from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from mm_assets.formats.batching import SampleIds, cut_by_bytes
 from mm_assets.formats.document_layouts import described
@@ -19,13 +23,17 @@ from mm_assets.formats.image_places import ImagesElsewhere
 from mm_assets.formats.materialize import reading_roots
 from mm_assets.formats.names import PARQUET_SUFFIXES
 from mm_assets.formats.parquet import (
+    IMAGE_REF,
+    IMAGE_REFS,
     REFUSALS,
     VERSION,
     checked,
+    image_keys,
     open_parquet,
     refused_column,
     row_name,
     stored_schema,
+    with_image_refs,
 )
 from mm_assets.formats.parquet.document_file import DocumentFile
 from mm_assets.formats.parquet.document_layout import is_interleaved
@@ -38,9 +46,11 @@ from mm_assets.formats.reports import DOCUMENTS as LAYOUT_OF_DOCUMENTS
 from mm_assets.formats.webdataset import IMAGES, MAX_MEMBER_BYTES, SOURCE, TEXTS, RawLayout
 from mm_assets.formats.webdataset.rows import width
 from mm_assets.formats.writer import InterleavedWriter, Sink
+from mm_assets.model.digest import BLOBS
 from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
-from mm_assets.model.nested_types import filled_column, is_list
+from mm_assets.model.nested_types import binary_views, filled_column, is_list
+from mm_assets.model.samples import InterleavedBatch, StepResult
 from mm_assets.model.schema import INTERLEAVED_SCHEMA, canonical_schema
 from mm_assets.storage.files import StagedFile, StorageOptions, size_of
 from mm_assets.storage.listing import Paths
@@ -371,16 +381,72 @@ class InterleavedParquetWriter(InterleavedWriter):
     """
 
     suffix = ".parquet"
+    images: ImagesOfSource | None = None
+
+    def referring_to(self, images: ImagesOfSource) -> Self:
+        """Return the writer that leaves out these images, and refers to them."""
+        writer = copy.copy(self)
+        writer.images = images
+        return writer
 
     def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink:
-        return ParquetSink(self.uri_of(partition), schema, partition, self.storage_options)
+        return ParquetSink(self.uri_of(partition), schema, partition, self.storage_options, self.images)
+
+
+class ImagesOfSource:
+    """Step that changes nothing: the images of the file that rows are from, which others may refer to.
+
+    Args:
+        path: the file below the folder that holds its own.
+
+    Attributes:
+        referred: number of images that were left out.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._digests: dict[str, str] = {}
+        self.referred = 0
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        self._digests.update((key, digest) for _, key, _, digest in _images_of(batch.data))
+        return StepResult(batch)
+
+    def left_out(self, rows: pa.Table) -> pa.Table:
+        """Return rows with references in the place of images that are as they were in the source."""
+        refs: list[dict[str, object] | None] = [None] * rows.num_rows
+        for row, key, size, digest in _images_of(rows):
+            if self._digests.get(key) == digest:
+                refs[row] = {"path": self._path, "bytes": size, "digest": digest}
+        column = pa.array(refs, IMAGE_REF)
+        self.referred += len(column) - column.null_count
+        at = rows.schema.get_field_index(BLOBS)
+        kept = pc.if_else(column.is_null(), rows.column(at), pa.scalar(None, rows.schema.field(at).type))
+        return rows.set_column(at, rows.schema.field(at), kept).append_column(IMAGE_REFS, column)
+
+
+def _images_of(rows: pa.Table) -> Iterator[tuple[int, str, int, str]]:
+    """Yield row number, key, bytes and digest of each image that has bytes."""
+    views = chain.from_iterable(map(binary_views, rows.column(BLOBS).chunks))
+    for row, (key, view) in enumerate(zip(image_keys(rows).to_pylist(), views, strict=True)):
+        if key is not None and view is not None:
+            yield row, key, len(view), xxhash.xxh3_128_hexdigest(view)
 
 
 class ParquetSink(Sink):
     """One Parquet file under a temporary name until it is published."""
 
-    def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
-        self._schema = schema = stored_schema(schema, partition)
+    def __init__(
+        self,
+        uri: str,
+        schema: pa.Schema,
+        partition: str,
+        options: StorageOptions | None,
+        images: ImagesOfSource | None = None,
+    ) -> None:
+        schema = stored_schema(schema, partition)
+        self._images = images
+        self._schema = schema = schema if images is None else with_image_refs(schema)
         self._staged = StagedFile(uri, options)
         try:
             self._writer = _open_writer(self._staged.path, schema)
@@ -393,6 +459,8 @@ class ParquetSink(Sink):
     def write(self, tables: Iterator[pa.Table]) -> None:
         for group in cut_by_bytes(tables, ROW_GROUP_BYTES):
             group = pa.Table.from_arrays(list(map(filled_column, group.columns)), schema=group.schema)
+            if self._images is not None:
+                group = self._images.left_out(group)
             try:
                 self._writer.write_table(group.cast(self._schema), row_group_size=group.num_rows)
             except pa.ArrowInvalid as error:
