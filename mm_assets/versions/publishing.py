@@ -22,8 +22,10 @@ import xxhash
 
 from mm_assets import __version__
 from mm_assets.accounting import (
+    CURATED,
     DERIVED_FOLDERS,
     LANCE,
+    REFERRED,
     TRAINING,
     TRAINING_FOLDER,
     TRAINING_NOTE,
@@ -236,6 +238,13 @@ class Publication:
             if not records:
                 raise PublishError(
                     f"{self._root}: nothing of {output.asset} is recorded here; mm-assets run makes it"
+                )
+            if CURATED not in self._outputs and any(
+                record.metadata.get(REFERRED) for record in records.values()
+            ):
+                raise PublishError(
+                    f"{output.asset}: its images lie in {CURATED.folder} (MM_FILTERED=reference): "
+                    f"publish that, too (--outputs {','.join((CURATED.folder, *self._folders))})"
                 )
             stats = present_stats(output.asset, records)
             known = proofs.read(output.asset, records)

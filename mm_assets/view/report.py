@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, statistics_folder
+from mm_assets.accounting import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, REFERRED, statistics_folder
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.proof import ProofStore
 from mm_assets.accounting.survey_store import SurveyStore
@@ -74,6 +74,7 @@ class Stage:
         written: all rows of the output.
         nbytes: bytes of its files.
         waiting_shards: shards that are waiting.
+        referenced: images that it refers to, and has not itself.
     """
 
     asset: str
@@ -86,6 +87,7 @@ class Stage:
     written: Amounts = NOTHING
     nbytes: int = 0
     waiting_shards: int = 0
+    referenced: int = 0
 
     @property
     def unaccounted(self) -> Amounts:
@@ -309,6 +311,7 @@ def _stage(asset: str, source: str | None, records: Records) -> Stage:
         written = Amounts.written(record)
         stage.written += written
         stage.nbytes += record.account.get("nbytes", 0)
+        stage.referenced += record.metadata.get(REFERRED, 0)
         if not is_current(records, asset, key):
             stage.earlier += written
     for key, record in ({} if source is None else records[source]).items():

@@ -410,6 +410,10 @@ configs:
 A row for each item of a sample, in the order of the sample: its metadata (position -1), texts and images.
 Image bytes are in `binary_content`.
 """
+_REFERRING: Final = f"""
+Where `binary_ref` is set, they are in the row of the same `sample_id`, `position` and `modality` of the file of
+the same name in `{CURATED.folder}`.
+"""
 _ALL_CARD: Final = """
 # Interleaved image-text samples
 
@@ -435,6 +439,7 @@ def cards(root: str, report: Report, outputs: Sequence[str]) -> dict[str, bytes]
         path = f"{output.folder}/{CARD}"
         is_tar = output.kind == TARS.kind
         own = (read_bytes(join(root, path)) or b"").decode() if is_tar else _PARQUET_CARD
+        own += _REFERRING if report.stages[output.asset].referenced else ""
         found[path] = f"{own.rstrip()}\n\n{card(report, [output.asset])}"
         if output not in declared:
             continue
