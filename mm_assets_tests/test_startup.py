@@ -63,6 +63,46 @@ def test_a_command_forks_its_workers(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in done.stderr.splitlines()].count("pyarrow.lib") == 1
 
 
+FOR_OTHERS = {"alembic", "structlog", "rich", "pygments", "mako"}
+MIGRATION = """
+import sys
+from mm_assets.headless.instance import import_dagster
+
+import_dagster()
+import mm_assets.headless.run
+import mm_assets.event_log.sqlite
+
+print([name for name in sys.argv[2:] if name in sys.modules])
+import sqlite3
+import dagster as dg
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+from dagster._daemon.freshness import FreshnessDaemon
+
+with dg.DagsterInstance.local_temp(sys.argv[1]) as instance:
+    storage = SqliteEventLogStorage(f"{sys.argv[1]}/older")
+    storage.get_dynamic_partitions("none")
+    with sqlite3.connect(f"{sys.argv[1]}/older/index.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '6b7fb194ff9c'")
+    before, head = storage.alembic_version()
+    instance.run_storage.upgrade()
+    storage.upgrade()
+    print(before, storage.alembic_version()[0] == head != before)
+    FreshnessDaemon().logger.info("a message")
+import alembic, structlog
+print(callable(alembic.command.upgrade), type(alembic.command).__name__, type(structlog).__name__)
+"""
+
+
+def test_commands_import_dagster_without_what_is_for_others(tmp_path: Path) -> None:
+    """It is there when it is used: by a migration, and by the daemon. If this fails after an upgrade of
+    Dagster, `import_dagster` may be nothing but ``import dagster``.
+    """
+    command = [sys.executable, "-c", MIGRATION, str(tmp_path), *FOR_OTHERS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    first, *_, migrated, real = done.stdout.splitlines()
+    assert (first, migrated, real) == ("[]", "6b7fb194ff9c True", "True module module"), done.stderr
+
+
 def test_what_users_extend_loads_no_dagster() -> None:
     assert _loaded_by("import mm_assets.extend").isdisjoint({*HEAVY, "dagster"} - {"PIL"})
 

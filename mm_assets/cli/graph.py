@@ -70,9 +70,10 @@ def run_arguments(commands: Any) -> None:
 
 def run_materialize(options: argparse.Namespace) -> int:
     """Run the graph; 0 only if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven."""
-    from mm_assets.headless.instance import watch_for_interrupts
+    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
 
     watch_for_interrupts()
+    import_dagster()
     if options.values or options.filter_preset is not None or options.filter_actions is not None:
         _use_filters(options)
     from mm_assets.headless.request import MakeRequest
@@ -169,9 +170,10 @@ def prove_arguments(commands: Any) -> None:
 
 def run_prove(options: argparse.Namespace) -> int:
     """Prove the outputs; 0 only if every item is as it was written."""
-    from mm_assets.headless.instance import watch_for_interrupts
+    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
 
     watch_for_interrupts()
+    import_dagster()
     from mm_assets.headless.run import prove
 
     return prove(options.shards)

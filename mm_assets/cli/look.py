@@ -410,9 +410,10 @@ def status_arguments(commands: Any) -> None:
 
 def run_status(options: argparse.Namespace) -> int:
     """Print the figures of all shards; 0 also if some have failed."""
-    from mm_assets.headless.instance import home_in_force, watch_for_interrupts
+    from mm_assets.headless.instance import home_in_force, import_dagster, watch_for_interrupts
 
     watch_for_interrupts()
+    import_dagster()
     from mm_assets.headless.run import find_status
 
     status, outlook = find_status()

@@ -10,18 +10,19 @@ events, and keeps its engines open.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import dagster as dg
 import sqlalchemy as db
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from dagster import Field, Noneable, StringSource
 from dagster._core.instance.types import MayHaveInstanceWeakref
 from dagster._core.storage.event_log import SqlEventLogStorageTable
@@ -38,7 +39,7 @@ from dagster._core.storage.runs.schema import RunStorageSqlMetadata
 from dagster._core.storage.schedules import SqliteScheduleStorage
 from dagster._core.storage.schedules import migration as schedules
 from dagster._core.storage.schedules.schema import ScheduleStorageSqlMetadata
-from dagster._core.storage.sql import ALEMBIC_SCRIPTS_LOCATION
+from dagster._core.storage.sql import __file__ as _SQL
 from dagster._core.storage.sqlite import (
     LAST_KNOWN_STAMPED_SQLITE_ALEMBIC_REVISION,
     SQLITE_BUSY_TIMEOUT_SECONDS,
@@ -55,7 +56,9 @@ from mm_assets.storage.errors import located
 # Half a minute in all, as long as SQLite itself is told to wait.
 _PAUSE_SECONDS = 0.01
 _ATTEMPTS = 3000
-# As alembic has it; `test_tables.py` compares.
+# As alembic has them; `test_tables.py` compares.
+_STATED = re.compile(r"^(revision|down_revision)\b[^=\n]*=(.*)", re.MULTILINE)
+_NAMES = re.compile(r"\w{12}")
 _REVISION = db.Table(
     "alembic_version",
     db.MetaData(),
@@ -184,10 +187,16 @@ def _revisions(connection: Connection) -> list[str]:
     return list(connection.scalars(db.select(_REVISION.c.version_num)))
 
 
+@cache
 def _newest() -> str:
-    config = Config()
-    config.set_main_option("script_location", ALEMBIC_SCRIPTS_LOCATION)
-    return str(ScriptDirectory.from_config(config).get_current_head())
+    """Return the migration that no other follows. Alembic would import all of them."""
+    known, followed = set(), set()
+    for file in Path(_SQL).with_name("alembic").glob("versions/*.py"):
+        stated = dict(_STATED.findall(file.read_text(encoding="utf-8")))
+        known.update(_NAMES.findall(stated.get("revision", "")))
+        followed.update(_NAMES.findall(stated.get("down_revision", "")))
+    (newest,) = known - followed
+    return str(newest)
 
 
 def _begin_write_ahead_log(connection: Connection) -> None:

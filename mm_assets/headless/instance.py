@@ -23,8 +23,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.model.errors import warn_user
@@ -40,6 +42,57 @@ if TYPE_CHECKING:
 # How statements begin that change nothing.
 _READING = ("SELECT", "WITH", "PRAGMA", "SHOW", "EXPLAIN")
 _UNSET = re.compile(r'environment variable "(\w+)" which is not set')
+
+
+# What Dagster imports for migrations of databases and for its daemon: a tenth of its own import.
+_FOR_OTHERS = (
+    *("alembic", "alembic.command", "alembic.config", "alembic.script"),
+    *("alembic.runtime", "alembic.runtime.environment", "alembic.runtime.migration"),
+    "structlog",
+)
+
+
+class _Later:
+    """What `find` returns, found when it is used. While Dagster is imported, a call of it waits, too."""
+
+    waits = False
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        later = _Later(lambda: self._find()(*arguments, **named))
+        return later if _Later.waits else later._find()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._find(), name)
+
+
+class _LaterModule(ModuleType):
+    def __getattr__(self, name: str) -> _Later:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Later(lambda: getattr(import_module(self.__name__), name))
+
+
+def import_dagster() -> None:
+    """Import Dagster for a command: what it has `_FOR_OTHERS` is imported when it is used.
+
+    Whoever imports one of these libraries afterwards gets the library. Where Dagster or one of them has been
+    imported before, and in servers, which do not call this, all is as Dagster has it.
+    """
+    if "dagster" in sys.modules:
+        return
+    held = {name: _LaterModule(name) for name in _FOR_OTHERS if name.partition(".")[0] not in sys.modules}
+    sys.modules.update(held)
+    _Later.waits = True
+    try:
+        for name in ("dagster", "dagster._core.storage.event_log", "dagster._core.storage.runs"):
+            import_module(name)
+    finally:
+        _Later.waits = False
+        for name in held:
+            del sys.modules[name]
 
 
 @contextmanager
