@@ -1,5 +1,7 @@
 """The code location: assets, their checks, jobs, sensors and resources."""
 
+from typing import Any
+
 from mm_assets.model.errors import explained
 
 try:
@@ -93,4 +95,16 @@ def build_definitions() -> dg.Definitions:
     )
 
 
-defs = build_definitions()
+defs: dg.Definitions  # built when it is asked for: commands build their own
+globals().pop("defs", None)  # of before a reload
+
+
+def __getattr__(name: str) -> Any:
+    if name != "defs":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = build_definitions()
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "defs"})  # Dagster looks for it there

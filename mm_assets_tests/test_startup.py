@@ -1,5 +1,7 @@
 """Starting up is cheap: what is heavy is imported where it is used."""
 
+import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -27,7 +29,7 @@ def _loaded_by(statement: str) -> set[str]:
 
 
 def test_code_location_loads_nothing_heavy() -> None:
-    assert _loaded_by("import mm_assets.definitions").isdisjoint(HEAVY)
+    assert _loaded_by("from mm_assets.definitions import defs").isdisjoint(HEAVY)
 
 
 def test_package_loads_nothing_at_all() -> None:
@@ -101,6 +103,40 @@ def test_commands_import_dagster_without_what_is_for_others(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True)
     first, *_, migrated, real = done.stdout.splitlines()
     assert (first, migrated, real) == ("[]", "6b7fb194ff9c True", "True module module"), done.stderr
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_the_end_of_a_command_does_what_is_registered_for_it(has_thread: bool) -> None:
+    """Where a thread goes on, the process waits for it."""
+    code = f"""
+import atexit, sys, threading, time
+from mm_assets.terminal import end_process
+
+atexit.register(print, "registered")
+if {has_thread}:
+    threading.Thread(target=lambda: (time.sleep(0.3), print("done"))).start()
+sys.stdout.write("text without an end")
+end_process(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 3
+    ends = ["done\n", "registered\n"] if has_thread else ["registered\n"]
+    assert done.stdout == "".join(["text without an end", *ends])
+
+
+def test_the_code_location_is_built_anew_by_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Dagster and a notebook ask for it: by its name, and by what `dir` lists."""
+    module = importlib.reload(importlib.import_module("mm_assets.definitions"))
+    assert isinstance(dict(inspect.getmembers(module))["defs"], dg.Definitions)
+    first = module.defs
+    assert module.defs is first
+    monkeypatch.setenv("MM_OWNERS", "team:data")
+    changed = importlib.reload(module).defs
+    assert changed is not first
+    owners = {spec.key.to_user_string(): list(spec.owners) for spec in changed.resolve_all_asset_specs()}
+    assert owners["report"] == ["team:data"]
+    monkeypatch.undo()
+    importlib.reload(module)
 
 
 def test_what_users_extend_loads_no_dagster() -> None:

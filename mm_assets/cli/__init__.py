@@ -12,7 +12,7 @@ from typing import Any
 
 from mm_assets import __version__
 from mm_assets.pool import WORKER_ENVIRONMENT
-from mm_assets.terminal import run_command
+from mm_assets.terminal import end_process, run_command
 
 # The module of each command, in the order of the help. It is imported once `WORKER_ENVIRONMENT` is set.
 COMMANDS = {
@@ -51,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0: done. 1: failed, with one line on stderr. 2: wrong usage.
     """
     return run_command(lambda: _run(arguments))
+
+
+def enter() -> None:
+    """Run the command line of this process, and end it."""
+    end_process(main())
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -1,8 +1,6 @@
 """Entry point of ``python -m mm_assets.cli``, the same as ``mm-assets``."""
 
-import sys
-
-from mm_assets.cli import main
+from mm_assets.cli import enter
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter()
