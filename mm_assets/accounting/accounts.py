@@ -158,7 +158,7 @@ class Ledger:
         """
         names = {partition_filename(partition): partition for partition in partitions}
         folder = self.folder(asset).removeprefix(self._root)
-        index = account_index_folder("", asset)
+        index = account_index_folder(self._root, asset)
         known = KnownFiles(self._root, folder, _SUFFIX, index, self._options)
         found: dict[str, ShardRecord] = {}
         for name, text in known.recall(names).items():

@@ -286,16 +286,16 @@ class KnownFiles:
     the MD5 of what was read.
 
     Args:
-        root: the storage root: ``folder``, and the paths of files beside, are relative to it.
+        root: what ``folder``, and the paths of files beside, are relative to.
         suffix: of the files in ``folder``; their names are without it.
-        index: folder of the `FileIndex` that keeps the texts.
+        index: location of the `FileIndex` that keeps the texts.
     """
 
     def __init__(
         self, root: str, folder: str, suffix: str, index: str, options: StorageOptions | None = None
     ) -> None:
         self._root, self._folder, self._suffix, self._options = root, folder, suffix, options
-        self._index = FileIndex(join(root, index), options)
+        self._index = FileIndex(index, options)
         self._listed: dict[str, Mapping[str, StampedFile]] = {}
         self._lock = threading.Lock()
         self._is_used = False
