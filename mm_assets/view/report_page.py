@@ -411,8 +411,8 @@ A row for each item of a sample, in the order of the sample: its metadata (posit
 Image bytes are in `binary_content`.
 """
 _REFERRING: Final = f"""
-Where `binary_ref` is set, they are in the row of the same `sample_id`, `position` and `modality` of the file of
-the same name in `{CURATED.folder}`.
+Where `binary_ref` is set, they are in the row of the same `sample_id`, `position` and `modality` of the file
+of the same name in `{CURATED.folder}`.
 """
 _ALL_CARD: Final = """
 # Interleaved image-text samples
