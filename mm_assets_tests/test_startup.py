@@ -16,6 +16,7 @@ from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets.pool import WORKER_ENVIRONMENT
 
+FOR_OTHERS = {"alembic", "structlog", "rich", "pygments", "mako"}
 HEAVY = ("lance", "torch", "ray", "cv2", "pandas", "PIL")
 
 
@@ -52,20 +53,27 @@ def test_workers_load_no_dagster() -> None:
     assert "dagster" not in _loaded_by("import mm_assets.graph.shard_jobs, mm_assets.graph.shard_work")
 
 
-def test_a_command_forks_its_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["convert", "run"])
+def test_a_command_forks_its_workers(tmp_path: Path, command: str) -> None:
     """No library has started a thread before: a spawned worker would import everything again."""
     assert _loaded_by("import mm_assets.cli").isdisjoint({"numpy", "pyarrow", "dagster"})
     (shard,) = make_shards(tmp_path / "raw", members=1, pdf=0, samples=1)
-    command = [sys.executable, "-X", "importtime", "-m", "mm_assets.cli", "convert", shard]
+    arguments = ["convert", shard, tmp_path / "out", "--to", "parquet"] if command == "convert" else ["run"]
     environment = {name: text for name, text in os.environ.items() if name not in WORKER_ENVIRONMENT}
+    environment |= {"MM_RAW_SHARDS": str(shard), "MM_STORAGE": str(tmp_path / "storage")}
     done = subprocess.run(
-        [*command, tmp_path / "out", "--to", "parquet"], capture_output=True, text=True, env=environment
+        [sys.executable, "-X", "importtime", "-m", "mm_assets.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment | {"DAGSTER_HOME": str(tmp_path / "home")},
     )
     assert done.returncode == 0
-    assert [line.split()[-1] for line in done.stderr.splitlines()].count("pyarrow.lib") == 1
+    imported = [line.split()[-1] for line in done.stderr.splitlines()]
+    assert imported.count("pyarrow.lib") == 1
+    assert imported.count("dagster._core.storage.runs") == (command == "run")
+    assert FOR_OTHERS.isdisjoint(imported), "no migration, no daemon"
 
 
-FOR_OTHERS = {"alembic", "structlog", "rich", "pygments", "mako"}
 MIGRATION = """
 import sys
 from mm_assets.headless.instance import import_dagster

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -409,4 +410,92 @@ def test_workers_go_when_their_parent_is_killed(tmp_path: Path, number: signal.S
     os.kill(program.pid, number)
     # A pool that is closed waits 10 s for each worker that it has killed.
     assert program.wait(timeout=45) == -number
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_a_fork_server_serves_all_pools_of_its_block() -> None:
+    """Its workers have what was imported before it, and what it imports for them, though there are threads.
+
+    A dead one costs its job alone; the server ends with the block, with its folder.
+    """
+    ask = """
+import tempfile
+from multiprocessing import forkserver
+from mm_assets.pool.workers import fork_server
+import colorsys
+tempfile.tempdir = sys.argv[1]
+sys.stdout.write("printed once ")
+with fork_server(["wave"]):
+    import shelve
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    server = forkserver._forkserver._forkserver_pid
+    for run in range(2):
+        with WorkerPool(2) as pool:
+            asked = [("modules", name) for name in ("colorsys", "wave", "shelve")]
+            print(sorted(name for _, names in pool.map(act, asked) for name in names))
+            for pid in pool.pids():
+                os.kill(pid, 9)
+            print([len(result) for _, result in pool.map(act, asked[:2])])
+            print(*(result for _, result in pool.map(os._exit, [3])))
+print(os.listdir(sys.argv[1]), os.path.exists(f"/proc/{server}"))
+with WorkerPool(1) as pool:
+    print([names for _, names in pool.map(act, asked[:1])])
+"""
+    each = ["['colorsys', 'wave']", "[1, 1]", "worker ended with exit status 3 in the middle of its job"]
+    each[0:0] = ["printed once ['colorsys', 'wave']"]
+    with TemporaryDirectory(dir="/tmp") as folder:  # of a path that a socket may have
+        told = pool_script(ask, folder).splitlines()
+    assert told == [each[0], *each[2:], *each[1:], "[] False", "[[]]"]
+
+
+def test_a_fork_server_is_not_forced(tmp_path: Path) -> None:
+    """Beside a thread there is none, nor where the path of its socket is too long; workers are spawned."""
+    ask = """
+import colorsys, tempfile
+from mm_assets.pool.workers import fork_server
+tempfile.tempdir = os.path.join(sys.argv[1], "x" * 100)
+os.mkdir(tempfile.tempdir)
+for obstacle in ("path", "thread"):
+    if obstacle == "thread":
+        tempfile.tempdir = sys.argv[1]
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    with fork_server(), WorkerPool(1) as pool:
+        print([names for _, names in pool.map(act, [("modules", "colorsys")])])
+os.rmdir(os.path.join(sys.argv[1], "x" * 100))
+"""
+    assert pool_script(ask, str(tmp_path)).splitlines() == ["[[]]", "[[]]"]
+
+
+def test_a_fork_server_that_dies_is_started_again() -> None:
+    ask = """
+import colorsys
+from multiprocessing import forkserver
+from mm_assets.pool.workers import fork_server
+with fork_server():
+    for kills in (True, True, False):
+        with WorkerPool(1) as pool:
+            print([names for _, names in pool.map(act, [("modules", "colorsys")])])
+            if kills:
+                os.kill(forkserver._forkserver._forkserver_pid, 9)
+"""
+    assert pool_script(ask).splitlines() == ["[['colorsys']]", "[[]]", "[[]]"]
+
+
+def test_a_fork_server_ends_with_a_killed_command() -> None:
+    """It is no child of anybody then, and has none."""
+    code = """
+import time
+from multiprocessing import forkserver
+from mm_assets.pool.workers import WorkerPool, fork_server
+with fork_server(), WorkerPool(1) as pool:
+    list(pool.map(abs, [1]))
+    print(forkserver._forkserver._forkserver_pid, *pool.pids(), flush=True)
+    time.sleep(600)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as program:
+        assert program.stdout is not None
+        pids = [int(pid) for pid in program.stdout.readline().split()]
+        program.kill()
+    assert len(pids) == 2
     wait_until(lambda: not any(map(is_running, pids)))

@@ -15,7 +15,9 @@ import argparse
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
@@ -70,17 +72,41 @@ def run_arguments(commands: Any) -> None:
 
 def run_materialize(options: argparse.Namespace) -> int:
     """Run the graph; 0 only if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven."""
-    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
-
-    watch_for_interrupts()
-    import_dagster()
     if options.values or options.filter_preset is not None or options.filter_actions is not None:
         _use_filters(options)
-    from mm_assets.headless.request import MakeRequest
-    from mm_assets.headless.run import run_graph
+    with _with_dagster():
+        from mm_assets.headless.request import MakeRequest
+        from mm_assets.headless.run import run_graph
 
-    request = MakeRequest(tuple(options.shards), options.assets, tuple(options.kinds or ()), options.limit)
-    return run_graph(request, is_dry=options.dry_run, log_level=options.log_level)
+        request = MakeRequest(
+            tuple(options.shards), options.assets, tuple(options.kinds or ()), options.limit
+        )
+        return run_graph(request, is_dry=options.dry_run, log_level=options.log_level)
+
+
+# Imported by each worker's first jobs, and by this process later, or not at all.
+_OF_WORKERS = (
+    *("mm_assets.accounting.quarantine", "numpy.ma"),
+    *(f"PIL.{kind}ImagePlugin" for kind in ("Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP")),
+)
+
+
+@contextmanager
+def _with_dagster() -> Iterator[None]:
+    """Import Dagster, once there is a process that forks workers without it."""
+    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
+
+    with ExitStack() as opened:
+        if Settings.load().engine == "local" and "dagster" not in sys.modules:
+            import mm_assets.graph.shard_jobs
+            import mm_assets.graph.shard_work
+            import mm_assets.view.preview_scores  # noqa: F401  this process needs them all
+            from mm_assets.pool.workers import fork_server
+
+            opened.enter_context(fork_server(_OF_WORKERS))
+        watch_for_interrupts()
+        import_dagster()
+        yield
 
 
 def _use_filters(options: argparse.Namespace) -> None:
@@ -170,13 +196,10 @@ def prove_arguments(commands: Any) -> None:
 
 def run_prove(options: argparse.Namespace) -> int:
     """Prove the outputs; 0 only if every item is as it was written."""
-    from mm_assets.headless.instance import import_dagster, watch_for_interrupts
+    with _with_dagster():
+        from mm_assets.headless.run import prove
 
-    watch_for_interrupts()
-    import_dagster()
-    from mm_assets.headless.run import prove
-
-    return prove(options.shards)
+        return prove(options.shards)
 
 
 def alerts_arguments(commands: Any) -> None:

@@ -8,7 +8,8 @@ head is the culprit, the job waiting behind it goes back to the queue, and a new
 Workers are forked where that is safe, else spawned. A fork costs a few milliseconds, a new interpreter with
 the imports of a job 0.4 s of CPU. But threads do not survive a fork, what they hold stays locked for ever,
 and every open file is inherited. So only commands have their workers forked, as they know what they have
-opened, and only while they have no other thread.
+opened, and only while they have no other thread. A command that will have threads, as one that runs Dagster,
+first forks a process that does nothing but fork its workers (`fork_server`).
 
 No Dagster import: the command line uses the same pool.
 """
@@ -19,23 +20,25 @@ import os
 import posixpath
 import re
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from multiprocessing import connection, get_context
+from multiprocessing import connection, forkserver, get_context
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd, ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from mm_assets.formats.registry import FreeMemory
@@ -389,7 +392,14 @@ def start(may_fork: bool, setup: WorkerSetup) -> Worker:
     Raises:
         OSError: the system allows no further process.
     """
-    worker = _fork(setup) if may_fork and not _would_break() else _spawn(setup)
+    if may_fork and not _would_break():
+        worker = _fork(setup)
+    else:
+        spawned = get_context("spawn")
+        try:
+            worker = _spawn(setup, spawned if _server._forkserver_pid is None else get_context("forkserver"))
+        except (EOFError, ConnectionError):  # the server dies just now
+            worker = _spawn(setup, spawned)
     _started.add(worker)
     return worker
 
@@ -425,20 +435,85 @@ def _fork(setup: WorkerSetup) -> Worker:
     return Worker(process, ours)
 
 
+_server: Any = forkserver._forkserver  # type: ignore[attr-defined]  # of this process; multiprocessing has one
+
+
+@contextmanager
+def fork_server(modules: Sequence[str] = ()) -> Iterator[None]:
+    """Have all workers of this block forked from a process that is forked now, where that is safe.
+
+    They have what is imported now, and nothing that is opened or started later. multiprocessing starts its
+    server in a new interpreter; once there is one, it is asked for each process. If it dies, the jobs that
+    run fail, and another is started as multiprocessing does.
+
+    Args:
+        modules: what the server imports, for all workers, before it forks the first.
+    """
+    if _would_break() or _server._forkserver_pid is not None:
+        yield
+        return
+    folder = TemporaryFolder()
+    try:
+        with suppress(OSError):  # no further process, or a path too long for a socket: workers are spawned
+            _start_server(f"{folder.path}/fork", modules)
+        yield
+    finally:
+        if _server._forkserver_pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(_server._forkserver_pid, signal.SIGKILL)  # a stuck worker would keep it
+            _server._stop()
+        folder.remove()
+
+
+def _start_server(address: str, modules: Sequence[str]) -> None:
+    """Do what `ForkServer.ensure_running` does, without a new interpreter."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # else each worker would print it again
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)  # in a folder that nobody else may enter
+        listener.listen()
+        ends, alive = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+        try:
+            process = os.fork()
+            if process == 0:
+                os.close(alive)
+                _serve_forks(listener.detach(), ends, modules)
+        except OSError:
+            os.close(alive)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(ends)
+    _server._forkserver_address, _server._forkserver_alive_fd = address, alive
+    _server._forkserver_pid = process
+
+
+def _serve_forks(listener: int, ends: int, modules: Sequence[str]) -> NoReturn:
+    """Fork workers until nobody is left who has the other end of the pipe."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
+        connection.wait([listener, ends])
+        forkserver.main(listener, ends, modules)
+    finally:
+        os._exit(0)
+
+
 def _forked(pipe: Connection, inherited: list[Connection], setup: WorkerSetup) -> None:
     for other in inherited:
         other.close()
     work(pipe, setup)
 
 
-def _spawn(setup: WorkerSetup) -> Worker:
+def _spawn(setup: WorkerSetup, context: SpawnContext | ForkServerContext) -> Worker:
     """Start a worker without importing this program's `__main__` in it.
 
     Spawn runs the main module again in every child: under a console script of Dagster that imports all of
     Dagster (0.75 s CPU per worker, against 0.05 s). Spawn looks at `__file__` and `__spec__`, which are
     removed during the start.
     """
-    context = get_context("spawn")
     parent_pipe, child_pipe = context.Pipe()
     main = sys.modules["__main__"].__dict__
     hidden: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
@@ -452,7 +527,7 @@ def _spawn(setup: WorkerSetup) -> Worker:
                 target=_spawned, args=(child_pipe, _Descriptor(stderr), setup), daemon=True, name=_NAME
             )
             process.start()
-    except OSError:
+    except (OSError, EOFError):
         parent_pipe.close()
         raise
     finally:
