@@ -46,7 +46,7 @@ def test_drift_freshness_and_hanging_reach_a_late_target_though_others_are_down(
             "MM_MIN_ASPECT_RATIO": "1.0",
             "MM_ALERTS": " ".join(hook.url() for hook in (late, broken, silent)),
             "MM_FRESH_WITHIN": f"{FRESH}s",
-            "TEST_SILENT": str(SILENT),
+            "TEST_SILENT": str(tmp_path / "silent"),
         }
         dev = stack.enter_context(DagsterDev("mm_assets_tests.live.watched_location", home, environment))
         keys = [f"s{number}" for number in range(6)] + ["tall"]
@@ -74,6 +74,7 @@ def test_drift_freshness_and_hanging_reach_a_late_target_though_others_are_down(
         wait_for(lambda: dev.run_status(run) == "STARTED", 180, "the run to begin")
         process = dev.run_process(run)
         os.kill(process, signal.SIGSTOP)
+        (tmp_path / "silent").write_text(str(SILENT))
         told("Hangs")
         os.kill(process, signal.SIGCONT)
         assert dev.wait_for_run(run) == "SUCCESS"
