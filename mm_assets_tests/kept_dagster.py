@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from dagster._config.pythonic_config import resource
+from dagster._config.pythonic_config import config, resource
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.runs.sqlite import sqlite_run_storage
 from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
@@ -20,12 +21,13 @@ from sqlalchemy import Engine, create_engine
 def kept_dagster() -> Iterator[None]:
     """For a `conftest.py` to import: the tests below it read Dagster's migrations once, 170 files that it
     reads for each database that it opens, and infer the fields of each class of resources once, of which a
-    run makes a hundred resources.
+    run makes a hundred resources. Dagster lists all fields of a class anew for each one that it looks up.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScriptDirectory, "from_config", _by_location(ScriptDirectory.from_config))
         name = "infer_schema_from_config_class"
         patch.setattr(resource, name, _by_class(getattr(resource, name)))
+        patch.setattr(config, "model_fields", cache(config.model_fields))
         yield
 
 
