@@ -187,11 +187,8 @@ _STEPS = frozenset(
 # Events of which a run has many: for each shard, and for each step. What tells of the state of a run or of an
 # error is written at once.
 BATCHED = _ASSETS | _CHECKS | _STEPS
-# Metadata of a materialization that the pages of its run say, too. Those of its asset, which have the index,
-# say all.
-_SAID_IN_RUN = frozenset(
-    f"{kind}MetadataEntryData" for kind in ("Text", "Bool", "Path", "Url")
-)  # all others have figures, pictures or schemas
+# Metadata that only the page of the asset needs: long, and the same in the index.
+_LONG = frozenset({"MarkdownMetadataEntryData", "TableSchemaMetadataEntryData"})
 # What an evaluation has by default, and what only other pages than those of checks show.
 _DEFAULT_SEVERITY = {"__enum__": "AssetCheckSeverity.ERROR"}
 _UNSEEN = frozenset({"message", "step_key"})
@@ -287,10 +284,7 @@ class EventRow:
             yield {**row, "event": f"{before}{json.dumps(key)}{after}", "partition": key}
 
     def run_row(self) -> dict[str, Any]:
-        """Return the row for a database that only has the run's own log.
-
-        Of a partition's materialization it has neither figures, pictures and schemas nor tags.
-        """
+        """Return the row for a database that only has the run's own log: without pictures and schemas."""
         return {**self._log_row, "event": self._short_text()}
 
     @cached_property
@@ -309,8 +303,8 @@ class EventRow:
         made = data.get("materialization") if self.is_asset else None
         if made is None or made["partition"] is None:
             return self.text
-        said = [e for e in made["metadata_entries"] if e["entry_data"].get("__class__") in _SAID_IN_RUN]
-        short_data = {**data, "materialization": {**made, "metadata_entries": said, "tags": {}}}
+        short = [e for e in made["metadata_entries"] if e["entry_data"].get("__class__") not in _LONG]
+        short_data = {**data, "materialization": {**made, "metadata_entries": short}}
         event = {**self._packed["dagster_event"], "event_specific_data": short_data}
         return to_json({**self._packed, "dagster_event": event})
 

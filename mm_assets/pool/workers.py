@@ -449,7 +449,8 @@ def fork_server(modules: Sequence[str] = ()) -> Iterator[None]:
     Args:
         modules: what the server imports, for all workers, before it forks the first.
     """
-    if _would_break() or _server._forkserver_pid is not None:
+    is_known = sys.version_info < (3, 14)  # whose server takes another way of starting it
+    if not is_known or _would_break() or _server._forkserver_pid is not None:
         yield
         return
     folder = TemporaryFolder()

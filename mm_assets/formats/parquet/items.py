@@ -70,8 +70,7 @@ from mm_assets.storage.files import StorageOptions, size_of
 # Arguments of each read; all others are of opening the file.
 PER_READ = ("use_threads", "use_pandas_metadata")
 
-_READ_AT_ONCE = 8 << 20  # bytes
-_FILLED_AT_ONCE = 32 << 20  # bytes of images; one larger sample passes alone
+_READ_AT_ONCE, _FILLED_AT_ONCE = 8 << 20, 32 << 20  # bytes; one larger sample is filled alone
 
 
 class ReferencedImages:
@@ -162,13 +161,12 @@ class ReferencedImages:
             file = self._open()
         except FileNotFoundError as error:
             raise ShardError(f"{self._name}: its images lie in {self._place}: no such file") from error
-        names = [*_KEY_COLUMNS, BLOBS]
-        size = size_of(self._place, self._options)
+        names, size = [*_KEY_COLUMNS, BLOBS], size_of(self._place, self._options)
         written = WrittenOut(
             file, size, self._place, lambda n: self._open(metadata=file.metadata, read_dictionary=n)
         )
         unfolds = any(written.rows(group, names) is not None for group in range(file.num_row_groups))
-        if unfolds or refers(file) or not set(names) <= set(file.schema_arrow.names):
+        if unfolds or refers(file) or not {*names} <= {*file.schema_arrow.names}:
             file.close(force=True)
             raise ShardError(f"{self._name}: its images lie in {self._place}: no file of images")
         return file
