@@ -289,9 +289,9 @@ def test_garbage_in_the_place_of_a_good_shard_removes_nothing(tmp_path: Path, de
 def test_a_link_that_leads_nowhere_fails_alone(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", samples(2, "a"))
     (tmp_path / "raw" / "b.tar").symlink_to(tmp_path / "nowhere.tar")
-    result = deploy(**ALL_IMAGES).run()
+    result = deploy(**ALL_IMAGES).run(assets=CURATED)
     assert not result.success
-    assert sorted(materialized(result)["lance_table"]) == ["a"]
+    assert sorted(materialized(result)["curated_parquet"]) == ["a"]
 
 
 def test_members_without_a_document_are_listed(tmp_path: Path, deploy: Deploy) -> None:
@@ -391,7 +391,7 @@ def test_types_are_reconciled_over_shards_before_anything_is_written(tmp_path: P
         tmp_path / "raw" / "b.tar", {"y.json": document("y", n=2.5, m="text", extra=True), "y.1.png": PNG}
     )
     deployment = deploy(**ALL_IMAGES)
-    assert deployment.run().success
+    assert deployment.run(assets=CURATED).success
     storage = tmp_path / "storage" / "curated"
     schemas = {path.stem: pq.read_schema(path) for path in storage.iterdir()}
     assert {name: schema.field("n").type for name, schema in schemas.items()} == {
