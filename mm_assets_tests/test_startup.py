@@ -70,7 +70,7 @@ def test_a_command_forks_its_workers(tmp_path: Path, command: str) -> None:
     assert done.returncode == 0
     imported = [line.split()[-1] for line in done.stderr.splitlines()]
     assert imported.count("pyarrow.lib") == 1
-    assert imported.count("dagster._core.storage.runs") == (command == "run")
+    assert imported.count("dagster._core.storage.sql") == (command == "run")
     assert FOR_OTHERS.isdisjoint(imported), "no migration, no daemon"
 
 
