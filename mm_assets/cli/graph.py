@@ -12,12 +12,13 @@ completion  names of commands and flags, for a shell
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
@@ -97,16 +98,30 @@ def _with_dagster() -> Iterator[None]:
     from mm_assets.headless.instance import import_dagster, watch_for_interrupts
 
     with ExitStack() as opened:
-        if Settings.load().engine == "local" and "dagster" not in sys.modules:
-            import mm_assets.graph.shard_jobs
-            import mm_assets.graph.shard_work
-            import mm_assets.view.preview_scores  # noqa: F401  this process needs them all
-            from mm_assets.pool.workers import fork_server
-
+        is_first = "dagster" not in sys.modules
+        if is_first and Settings.load().engine == "local":
+            with _lasting_imports():
+                import mm_assets.graph.shard_jobs
+                import mm_assets.graph.shard_work
+                import mm_assets.view.preview_scores  # this process needs them all
+                from mm_assets.pool.workers import fork_server
             opened.enter_context(fork_server(_OF_WORKERS))
         watch_for_interrupts()
-        import_dagster()
+        with _lasting_imports() if is_first else nullcontext():
+            import_dagster()
+            import mm_assets.headless.run  # noqa: F401
         yield
+
+
+@contextmanager
+def _lasting_imports() -> Iterator[None]:
+    """Spare the garbage collector what is imported, in this process and in those that are forked off."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _use_filters(options: argparse.Namespace) -> None:
