@@ -26,6 +26,7 @@ from mm_assets.accounting.canonical.documents import raw_parts
 from mm_assets.accounting.canonical.tables import (
     arrow_cache_parts,
     cache_problems,
+    derive_cache,
     lance_parts,
     parquet_parts,
 )
@@ -64,7 +65,8 @@ def _files(uri: str, options: StorageOptions | None) -> list[str]:
 ACCOUNTED_ARROW_CACHE = AccountedFormat(
     library="pyarrow.ipc.RecordBatchFileReader",
     parts=_arrow_cache_parts,
-    examine=lambda uri, _: OutputProblems(tuple(cache_problems(uri))),
+    digest=derive_cache,
+    examine=lambda uri, found: OutputProblems(tuple(cache_problems(uri, found.digests))),
     files=_files,
 )
 

@@ -246,6 +246,7 @@ class Derived:
         schema: the columns, each in one type for all rows.
         offsets: for our tars, the byte offsets at which samples begin, and the end of the last one; None if
             not determined.
+        digests: for an Arrow cache, the digests of its files by name; None if not determined.
     """
 
     rows: int = 0
@@ -255,6 +256,7 @@ class Derived:
     digest: str = ContentDigest().hexdigest()
     schema: pa.Schema = dataclasses.field(default_factory=lambda: pa.schema([]))
     offsets: tuple[int, ...] | None = dataclasses.field(default=None, compare=False, repr=False)
+    digests: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 def normalized(part: RowPart, location: str) -> RowPart:

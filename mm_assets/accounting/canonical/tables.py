@@ -3,14 +3,15 @@
 * Parquet: `pyarrow.parquet` alone.
 * Lance: the scanner of `lance` alone.
 * Arrow cache: `pyarrow.ipc` alone. `cache_problems` checks that the files are those in the metadata of the
-  cache; our readers refuse a cache otherwise.
+  cache; our readers refuse a cache otherwise. `derive_cache` digests them for it while it reads their rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import xxhash
 
-from mm_assets.accounting.canonical import RowPart, blob_index, naming_file
+from mm_assets.accounting.canonical import (
+    Derived,
+    DigestTally,
+    RowPart,
+    blob_index,
+    naming_file,
+    normalized,
+)
 from mm_assets.formats.arrow_cache import (
     METADATA_FILE,
     CacheShard,
@@ -353,14 +361,26 @@ def _rows_at_once(fragments: list[Any]) -> int:
 
 
 _METADATA = "_metadata.json"
+_DIGESTED_AT_ONCE = 1 << 20  # bytes: they are still in the processor's cache then
 
 
-def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterator[RowPart]:
+def derive_cache(uri: str, options: StorageOptions | None = None) -> Derived:
+    """Count and digest the rows of a cache, and digest its files, in one read of these."""
+    tally, digests = DigestTally(), dict[str, str]()
+    for part in arrow_cache_parts(uri, options, digests):
+        tally.add(normalized(part, uri))
+    return replace(tally.derived(), digests=digests)
+
+
+def arrow_cache_parts(
+    uri: str, options: StorageOptions | None = None, digests: dict[str, str] | None = None
+) -> Iterator[RowPart]:
     """Yield the rows of one cache, in the types of its shards, or of its metadata if it has no shards.
 
     Args:
         uri: its folder, or the `_metadata.json` in it.
         options: for the file system.
+        digests: gets the digest of each shard by its file name.
     """
     folder = uri.removesuffix(f"/{_METADATA}")
     metadata = join(folder, _METADATA)
@@ -372,30 +392,93 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
     if not names:
         yield RowPart(pa.Table.from_batches([], schema))
     for name in names:
-        yield from _shard(join(folder, name), options)
+        with naming_file(join(folder, name)), closing(_open(join(folder, name), options)) as file:
+            reads = _DigestedReads(file)
+            yield from _shard(reads)
+            if digests is not None:
+                digests[name] = reads.digest()
 
 
-def _shard(uri: str, options: StorageOptions | None) -> Iterator[RowPart]:
+def _open(uri: str, options: StorageOptions | None) -> Any:
     # Read, not mapped: mapped pages count as memory of the worker until the file is closed.
-    with (
-        naming_file(uri),
-        open_binary(uri, options) if is_remote(uri) else pa.OSFile(regular_file(uri)) as file,
-    ):
-        reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
-        blobs = blob_index(reader.schema)
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            table = pa.Table.from_batches([batch])
-            if blobs < 0:
-                yield RowPart(table)
-            else:
-                yield RowPart(
-                    table.remove_column(blobs), iter([batch.column(blobs)]), blobs, reader.schema.field(blobs)
-                )
+    return open_binary(uri, options) if is_remote(uri) else open(regular_file(uri), "rb", buffering=0)
 
 
-def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[str]:
-    """Yield a line for each shard of a cache that differs from its metadata. Every byte is read.
+def _shard(file: _DigestedReads) -> Iterator[RowPart]:
+    reader = ipc.open_file(pa.PythonFile(file, "r"), options=ipc.IpcReadOptions(use_threads=False))
+    blobs = blob_index(reader.schema)
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        table = pa.Table.from_batches([batch])
+        if blobs < 0:
+            yield RowPart(table)
+        else:
+            yield RowPart(
+                table.remove_column(blobs), iter([batch.column(blobs)]), blobs, reader.schema.field(blobs)
+            )
+
+
+class _DigestedReads:
+    """A file that is digested from its begin to its end as far as somebody reads it in this order.
+
+    What is digested is what the storage gives out, in the read that the rows come from.
+    """
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._at = self._digested = 0
+        self._digest = xxhash.xxh3_128()
+
+    def read(self, size: int) -> pa.Buffer:
+        if self._digested < self._at <= self._digested + _DIGESTED_AT_ONCE:  # what nobody has asked for
+            self._digest_up_to(self._at)
+        buffer = pa.allocate_buffer(size)
+        view, filled = memoryview(buffer), 0
+        self._file.seek(self._at)
+        while count := self._file.readinto(view[filled : filled + _DIGESTED_AT_ONCE]):
+            if self._at == self._digested:
+                self._digest.update(view[filled : filled + count])
+                self._digested += count
+            filled += count
+            self._at += count
+        return buffer.slice(0, filled)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = int(self._file.seek(offset, whence))
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        """Do nothing: who has opened the file closes it."""
+
+    def digest(self) -> str:
+        """Return the digest of the whole file as 32 hex digits."""
+        self._digest_up_to(None)
+        return self._digest.hexdigest()
+
+    def _digest_up_to(self, end: int | None) -> None:
+        buffer = memoryview(bytearray(_DIGESTED_AT_ONCE))
+        self._file.seek(self._digested)
+        left = _DIGESTED_AT_ONCE if end is None else end - self._digested
+        while left and (count := self._file.readinto(buffer[:left])):
+            self._digest.update(buffer[:count])
+            self._digested += count
+            left = left if end is None else left - count
+
+
+def cache_problems(
+    uri: str, digests: Mapping[str, str] | None = None, options: StorageOptions | None = None
+) -> Iterator[str]:
+    """Yield a line for each shard of a cache that differs from its metadata.
+
+    Args:
+        uri: its folder.
+        digests: digests of its files, from a read of all their bytes (`derive_cache`); others are read.
+        options: for the file system.
 
     Raises:
         FileNotFoundError: the cache has no metadata.
@@ -409,7 +492,8 @@ def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[
         return
     for shard in meta.shards:
         path = join(uri, shard.filename)
-        if (digest := _digest(path, options)) != shard.digest:
+        digest = (digests or {}).get(shard.filename) or _digest(path, options)
+        if digest != shard.digest:
             yield f"{path}: its digest is {digest}, not {shard.digest} as {METADATA_FILE} says"
         elif not is_remote(path) and (
             differing := _differing(OpenShard(Path(local_path(path))), shard, meta.schema)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 from mm_assets.accounting.canonical import CanonicalSource, derive
+from mm_assets.accounting.canonical.tables import cache_problems
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
@@ -236,3 +239,31 @@ def test_values_of_another_type_than_stated_have_their_own(tmp_path: Path) -> No
         {"sample_id": "a", "n": 5.0, "j": '{"k":[1,null]}', "added": "[1]"}
     ]
     assert all(table.schema.field("n").type == pa.int64() for table in found[1:])
+
+
+@pytest.mark.parametrize("root", ["", "memory://"])
+def test_the_files_of_a_cache_are_digested_in_the_read_of_its_rows(root: str, tmp_path: Path) -> None:
+    """Each byte counts, also those that no row is made of; and the digest is that of another whole read."""
+    rows = [item(f"s{i}", 0, "image", binary_content=bytes([i]) * (3 << 20)) for i in range(20)]
+    write("arrow_cache", tmp_path, batch_of(rows, partition="part"))
+    (file,) = (tmp_path / "part").glob("*.arrow")
+    folder = str(tmp_path / "part")
+    if root:
+        folder = f"{root}{folder}"
+        fsspec.filesystem("memory").put(str(tmp_path / "part"), folder, recursive=True)
+    found = derive("arrow_cache", folder)
+    assert found == derive("arrow_cache", folder, schema=found.schema)
+    assert found.rows == 20
+    data = file.read_bytes()
+    assert found.digests == {file.name: xxhash.xxh3_128_hexdigest(data)}
+    assert list(cache_problems(folder, found.digests)) == list(cache_problems(folder)) == []
+    if root:
+        return
+    for at in (2, 7, 300, len(data) // 2, len(data) - 700, len(data) - 12):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        try:
+            digests = derive("arrow_cache", folder).digests
+        except ShardError:
+            continue
+        (problem,) = cache_problems(folder, digests)
+        assert "its digest is" in problem
