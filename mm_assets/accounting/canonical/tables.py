@@ -49,6 +49,7 @@ from mm_assets.formats.parquet.document_file import WrittenOut
 from mm_assets.formats.parquet.document_layout import is_interleaved
 from mm_assets.model.digest import BLOBS
 from mm_assets.model.errors import ShardError
+from mm_assets.model.nested_types import binary_views
 from mm_assets.model.schema import schema_from_text
 from mm_assets.storage.errors import cause_line
 from mm_assets.storage.files import (
@@ -176,22 +177,23 @@ class ImagesElsewhere:
         self._values: Any = ()
         self._batches: Iterator[Any] = iter(())
 
-    def image(self, sample_id: str, position: int, size: int, digest: str) -> bytes:
-        """Return the bytes of an image.
+    def image(self, sample_id: str, position: int, size: int, digest: str) -> pa.Array:
+        """Return the bytes of an image, as the one value of an array.
 
         Raises:
             ShardError: there is no such image, or another one.
         """
         place = self._rows.get((sample_id, position))
-        data = None if place is None else self._value(*place)
-        if data is None or len(data) != size or xxhash.xxh3_128_hexdigest(data) != digest:
+        value = None if place is None else self._value(*place)
+        data = None if value is None else binary_views(value)[0]
+        if value is None or data is None or len(data) != size or xxhash.xxh3_128_hexdigest(data) != digest:
             what = "no such image" if data is None else "another image"
             raise ShardError(
                 f"{self._uri}: sample {sample_id!r:.200}, position {position}: {what} in {self._place}"
             )
-        return data
+        return value
 
-    def _value(self, group: int, row: int) -> bytes | None:
+    def _value(self, group: int, row: int) -> pa.Array:
         with naming_file(self._place):
             if group != self._at[0] or row < self._at[1]:
                 found = self._file.metadata.row_group(group)
@@ -208,8 +210,7 @@ class ImagesElsewhere:
             while row >= self._at[2]:
                 self._values = next(self._batches).column(0)
                 self._at = group, self._at[2], self._at[2] + len(self._values)
-            value: bytes | None = self._values[row - self._at[1]].as_py()
-            return value
+            return self._values.slice(row - self._at[1], 1)
 
 
 _KEYS = ["sample_id", "position", "modality"]
@@ -224,16 +225,16 @@ def _referring_group(
     for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
         written.count(batch)
         table = pa.Table.from_batches([batch])
-        own = table.column(BLOBS)
-        places = [table.column(name).to_pylist() for name in ("sample_id", "position", IMAGE_REFS)]
+        own = batch.column(BLOBS)
+        rows_read = zip(
+            *(table.column(name).to_pylist() for name in ("sample_id", "position", IMAGE_REFS)), strict=True
+        )
         others = restore(table.drop_columns([BLOBS, IMAGE_REFS]), schema.remove(index))
         blobs = (
-            [
-                value.as_py()
-                if ref is None
-                else elsewhere.image(sample_id, position, ref["bytes"], ref["digest"])
-            ]
-            for value, sample_id, position, ref in zip(own, *places, strict=True)
+            own.slice(row, 1)
+            if ref is None
+            else elsewhere.image(sample_id, position, ref["bytes"], ref["digest"])
+            for row, (sample_id, position, ref) in enumerate(rows_read)
         )
         yield RowPart(others, blobs, index, schema.field(index))
 

@@ -146,11 +146,10 @@ class ReferencedImages:
         """Close the file with the images."""
         if "_file" in self.__dict__:
             self._file.close(force=True)
-            del self._file
 
     def _refs(self, table: pa.Table) -> pa.StructArray:
-        chunks = table.column(IMAGE_REFS).chunks
-        return checked(lambda: pa.concat_arrays([*chunks, pa.array([], IMAGE_REF)]), self._name)
+        refs = [*table.column(IMAGE_REFS).chunks, pa.array([], IMAGE_REF)]
+        return checked(lambda: pa.concat_arrays(refs), self._name)
 
     def _open(self, **opening: Any) -> pq.ParquetFile:
         return open_parquet(self._place, self._place, self._options, opening)
@@ -189,8 +188,7 @@ class ReferencedImages:
         keys, groups = image_keys(wanted).combine_chunks(), len(self._keys)
         if nbytes > size_of(self._place, self._options):
             raise ShardError(f"{self._name}: names more bytes of images than {self._place} has")
-        rows = np.arange(len(keys))
-        parts, order = [], []
+        rows, parts, order = np.arange(len(keys)), [], []
         for group in [*range(self._last, groups), *range(self._last)]:  # the order of rows is the same
             if not len(rows):
                 break
@@ -216,8 +214,7 @@ class ReferencedImages:
                 images = checked(read, self._place, self._file).column(0).cast(pa.large_binary())
                 self._held = group, images.combine_chunks()
             return self._held[1].take(places)
-        numbers, first = places.to_numpy(), 0
-        parts, order = [], []
+        numbers, first, parts, order = places.to_numpy(), 0, [], []
         rows = rows_within(_READ_AT_ONCE, nbytes // max(metadata.num_rows, 1))
         for batch in read_batches(self._file, group, [BLOBS], rows, self._place, use_threads=False):
             here = np.flatnonzero((numbers >= first) & (numbers < first + batch.num_rows))
