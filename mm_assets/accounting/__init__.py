@@ -33,7 +33,7 @@ from fsspec import AbstractFileSystem
 
 from mm_assets.formats.arrow_cache import digest_of
 from mm_assets.formats.names import Format, format_of, partition_filename
-from mm_assets.formats.parquet import SHARD, publish_table, read_buffer
+from mm_assets.formats.parquet import SHARD, place_of_images, publish_table, read_buffer
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.writer import InterleavedWriter
 from mm_assets.model.losses import Loss
@@ -247,12 +247,14 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
 
 
 def present_stats(asset: str, records: Mapping[str, ShardRecord]) -> dict[str, Mapping[str, Any]]:
-    """Return the present state of the output of each shard that has one."""
+    """Return the present state of the output of each shard that has one, and of images that it refers to."""
     if BY_ASSET[asset].format.is_table:
         # A shard has no file of its own in a table; its record has the commit of its rows.
         return {key: record.stat for key, record in records.items() if record.stat is not None}
-    found = stat_outputs({record.uri for record in records.values() if record.uri})
-    return {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
+    images = {key: place_of_images(one.uri) for key, one in records.items() if one.metadata.get(REFERRED)}
+    found = stat_outputs({*(record.uri for record in records.values() if record.uri), *images.values()})
+    stats = {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
+    return stats | {key: {**stats[key], "images": found.get(images[key])} for key in images if key in stats}
 
 
 def _local_stat(path: str) -> dict[str, Any] | None:

@@ -24,11 +24,14 @@ from mm_assets import __version__
 from mm_assets.accounting import (
     CURATED,
     DERIVED_FOLDERS,
+    FILTERED,
     LANCE,
     REFERRED,
     TRAINING,
     TRAINING_FOLDER,
     TRAINING_NOTE,
+    Output,
+    ShardRecord,
     present_stats,
 )
 from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
@@ -239,13 +242,7 @@ class Publication:
                 raise PublishError(
                     f"{self._root}: nothing of {output.asset} is recorded here; mm-assets run makes it"
                 )
-            if CURATED not in self._outputs and any(
-                record.metadata.get(REFERRED) for record in records.values()
-            ):
-                raise PublishError(
-                    f"{output.asset}: its images lie in {CURATED.folder} (MM_FILTERED=reference): "
-                    f"publish that, too (--outputs {','.join((CURATED.folder, *self._folders))})"
-                )
+            self._refuse_apart(output, records, ledger)
             stats = present_stats(output.asset, records)
             known = proofs.read(output.asset, records)
             missing = [
@@ -259,6 +256,20 @@ class Publication:
                 what = first_and_more(unknown or [f"shard {key!r}" for key in missing])
                 why = "belongs to no shard" if unknown else "not proven as it is now"
                 raise PublishError(f"{output.asset}: {what}: {why}; mm-assets prove says more")
+
+    def _refuse_apart(self, output: Output, records: Mapping[str, ShardRecord], ledger: Ledger) -> None:
+        """Refuse to publish rows without the images that they refer to, or these without the rows there."""
+        if {CURATED, FILTERED} <= {*self._outputs}:
+            return
+        which = self._folders
+        if output == CURATED and any(path.startswith(f"{FILTERED.folder}/") for path in self._record.files):
+            records = ledger.records(FILTERED.asset, ledger.named(FILTERED.asset))
+            why, which = f"{FILTERED.asset} there has its images in it", (*which, FILTERED.folder)
+        else:
+            why, which = f"its images lie in {CURATED.folder}", (CURATED.folder, *which)
+        if any(record.metadata.get(REFERRED) for record in records.values()):
+            advice = f"publish that, too (--outputs {','.join(which)})"
+            raise PublishError(f"{output.asset}: {why} (MM_FILTERED=reference): {advice}")
 
     def _files(self) -> list[LocalFile]:
         """Return the files in the order in which they are put there."""

@@ -321,7 +321,10 @@ def test_data_choose_neither_file_nor_memory(plain: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda refs: [ref and {**ref, "bytes": 10**15} for ref in refs], "names more bytes of images than"),
+        (
+            lambda refs: [ref and {**ref, "bytes": 10**15} for ref in refs],
+            "those of this file were larger than that is",
+        ),
         (lambda refs: [ref and {**ref, "bytes": None} for ref in refs], "another image"),
         (lambda refs: [ref and {**ref, "digest": "0" * 32} for ref in refs], "another image"),
         (lambda refs: [refs[2], None, None, *refs[3:]], "position -1: binary_content: .* another image"),

@@ -113,6 +113,9 @@ def test_curated_parquet_that_changes_makes_filtered_due(referring: Deployment) 
     )
     assert shown.returncode == 1
     assert "filtered/web-00000.parquet: sample " in shown.stderr and "binary_content" in shown.stderr
+    published = run(referring, "publish", raw.parent.parent / "published", "--outputs", "curated,filtered")
+    assert published.returncode == 1
+    assert "filtered_parquet: shard 'web-00000': not proven as it is now" in published.stderr
     made = materialized(referring.run(["web-00000"]))
     assert "unchanged" in made["curated_parquet"]["web-00000"].metadata
     assert "unchanged" not in made["filtered_parquet"]["web-00000"].metadata
@@ -154,6 +157,13 @@ def test_what_is_published_has_the_images_too(both: tuple[Deployment, Deployment
     assert rows(f"{tmp_path}/pub/filtered").equals(rows(f"{both[0].storage}/filtered"))
     assert "of the same name in `curated`" in (tmp_path / "pub" / "filtered" / "README.md").read_text()
     assert "binary_ref" not in (tmp_path / "pub" / "curated" / "README.md").read_text()
+    apart = run(both[1], "publish", tmp_path / "pub", "--outputs", "curated")
+    assert (apart.returncode, apart.stderr) == (
+        1,
+        "mm-assets: curated_parquet: filtered_parquet there has its images in it (MM_FILTERED=reference): "
+        "publish that, too (--outputs curated,filtered)\n",
+    )
+    ok(both[1], "publish", tmp_path / "other", "--outputs", "curated")
 
 
 def test_commands_read_through_the_references(both: tuple[Deployment, Deployment], tmp_path: Path) -> None:

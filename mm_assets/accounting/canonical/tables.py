@@ -54,6 +54,7 @@ from mm_assets.model.schema import schema_from_text
 from mm_assets.storage.errors import cause_line
 from mm_assets.storage.files import (
     StorageOptions,
+    exists,
     is_remote,
     join,
     local_path,
@@ -153,6 +154,8 @@ class ImagesElsewhere:
 
     def __init__(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> None:
         self._uri, self._place = uri, place_of_images(uri)
+        if not exists(self._place, options):
+            raise ShardError(f"{uri}: its images lie in {self._place}: no such file")
         remote = is_remote(self._place)
         source = stack.enter_context(open_binary(self._place, options)) if remote else self._place
         arguments = {"pre_buffer": remote, "buffer_size": _READ_BUFFER}

@@ -187,7 +187,7 @@ class ReferencedImages:
         """Return the images of rows, which are all images, in their order; ``nbytes`` together."""
         keys, groups = image_keys(wanted).combine_chunks(), len(self._keys)
         if nbytes > size_of(self._place, self._options):
-            raise ShardError(f"{self._name}: names more bytes of images than {self._place} has")
+            raise self._fault(wanted, 0, "is another: those of this file were larger than that is")
         rows, parts, order = np.arange(len(keys)), [], []
         for group in [*range(self._last, groups), *range(self._last)]:  # the order of rows is the same
             if not len(rows):
