@@ -355,7 +355,8 @@ class BatchedEventLog(SqlEventLogStorage):
                 SqlEventLogStorageTable.insert(),
                 [{"id": id_, **values} for (_, values), id_ in zip(logged, new_ids, strict=True)],
             )
-        self._write_assets(connection, [row for row in rows if row.is_logged and row.is_asset], ids)
+        # Without a row: a plan for an empty range.
+        self._write_assets(connection, [row for row in rows if row.is_asset and id(row) in ids], ids)
         # Of a check without a row of its own the id is that of the last row in this transaction: all a reader
         # does with it is to ask what is newer than it has seen.
         last = new_ids[-1] if logged else new_ids[0] - 1

@@ -43,6 +43,7 @@ from mm_assets.formats.parquet import (
     place_of_images,
     refers,
     restore,
+    unpacked_bytes,
     unreadable_dictionary,
 )
 from mm_assets.formats.parquet.document_file import WrittenOut
@@ -118,8 +119,7 @@ def _row_group(
     file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str, written: WrittenOut
 ) -> Iterator[RowPart]:
     row_group = file.metadata.row_group(group)
-    columns = [row_group.column(i) for i in range(row_group.num_columns)]
-    blob_bytes = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == BLOBS)
+    blob_bytes = unpacked_bytes(row_group, [BLOBS])
     index = blob_index(schema)
     most_rows = written.rows(group, schema.names)
     if (
@@ -200,12 +200,7 @@ class ImagesElsewhere:
         with naming_file(self._place):
             if group != self._at[0] or row < self._at[1]:
                 found = self._file.metadata.row_group(group)
-                nbytes = sum(
-                    found.column(at).total_uncompressed_size
-                    for at in range(found.num_columns)
-                    if found.column(at).path_in_schema == BLOBS
-                )
-                rows = _rows_in(_BLOB_BYTES_AT_ONCE, nbytes, found.num_rows)
+                rows = _rows_in(_BLOB_BYTES_AT_ONCE, unpacked_bytes(found, [BLOBS]), found.num_rows)
                 self._batches = self._file.iter_batches(
                     rows, row_groups=[group], columns=[BLOBS], use_threads=False
                 )

@@ -277,6 +277,17 @@ def possible_groups(metadata: pq.FileMetaData, column: str, value: str) -> Itera
         yield number
 
 
+def unpacked_bytes(group: pq.RowGroupMetaData, columns: Iterable[str]) -> int:
+    """Return the bytes of columns of a row group, as they are once they are unpacked.
+
+    Raises:
+        ValueError: the footer is damaged.
+    """
+    starts = tuple(f"{name}." for name in columns)
+    chunks = map(group.column, range(group.num_columns))
+    return sum(c.total_uncompressed_size for c in chunks if f"{c.path_in_schema}.".startswith(starts))
+
+
 def rows_within(nbytes: int, mean: int) -> int:
     """Return how many rows of ``mean`` bytes to read at a time to stay within ``nbytes``: a power of two."""
     rows = min(max(nbytes // max(mean, 1), 1), ROWS_AT_ONCE)

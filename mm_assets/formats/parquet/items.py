@@ -34,6 +34,7 @@ from mm_assets.formats.parquet import (
     restore,
     row_name,
     rows_within,
+    unpacked_bytes,
 )
 from mm_assets.formats.parquet.document_file import WrittenOut
 from mm_assets.formats.reader import FileSource, FileSurvey, SurveyedSample
@@ -206,8 +207,7 @@ class ReferencedImages:
     def _taken(self, group: int, places: pa.Array) -> pa.Array:
         """Return the images at these rows of a row group."""
         metadata = self._file.metadata.row_group(group)
-        chunks = map(metadata.column, range(metadata.num_columns))
-        nbytes = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema == BLOBS)
+        nbytes = checked(lambda: unpacked_bytes(metadata, [BLOBS]), self._place)
         if nbytes <= _FILLED_AT_ONCE:
             if self._held is None or self._held[0] != group:
                 read = partial(self._file.read_row_group, group, columns=[BLOBS], use_threads=False)
@@ -340,13 +340,7 @@ class ParquetSource(FileSource):
         row_group = self._file.metadata.row_group(group)
         nbytes = row_group.total_byte_size
         if BLOBS not in columns:  # most of the bytes are not read
-            names = tuple(f"{name}." for name in columns)
-            chunks = map(row_group.column, range(row_group.num_columns))
-            nbytes = sum(
-                chunk.total_uncompressed_size
-                for chunk in chunks
-                if f"{chunk.path_in_schema}.".startswith(names)
-            )
+            nbytes = checked(lambda: unpacked_bytes(row_group, columns), self._name)
         mean = nbytes // max(row_group.num_rows, 1)
         if most_rows is None and (max_bytes is None or nbytes <= max_bytes // 2):
             yield self._checked(
