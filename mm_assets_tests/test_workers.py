@@ -481,6 +481,20 @@ with fork_server():
     assert pool_script(ask).splitlines() == ["[['colorsys']]", "[[]]", "[[]]"]
 
 
+def test_the_fork_server_of_somebody_else_is_not_used() -> None:
+    """As that of a Dagster executor, which has another environment."""
+    ask = """
+from multiprocessing import get_context
+process = get_context("forkserver").Process(target=int)
+process.start()
+process.join()
+os.environ["MM_LATER"] = "set"
+with WorkerPool(1) as pool:
+    print([value for _, value in pool.map(os.getenv, ["MM_LATER"])])
+"""
+    assert pool_script(ask).splitlines() == ["['set']"]
+
+
 def test_a_fork_server_ends_with_a_killed_command() -> None:
     """It is no child of anybody then, and has none."""
     code = """

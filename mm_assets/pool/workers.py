@@ -397,7 +397,9 @@ def start(may_fork: bool, setup: WorkerSetup) -> Worker:
     else:
         spawned = get_context("spawn")
         try:
-            worker = _spawn(setup, spawned if _server._forkserver_pid is None else get_context("forkserver"))
+            # That of somebody else, as of a Dagster executor, may have another environment.
+            is_ours = _server._forkserver_pid is not None and _server._forkserver_pid in _forked_servers
+            worker = _spawn(setup, get_context("forkserver") if is_ours else spawned)
         except (EOFError, ConnectionError):  # the server dies just now
             worker = _spawn(setup, spawned)
     _started.add(worker)
@@ -436,6 +438,7 @@ def _fork(setup: WorkerSetup) -> Worker:
 
 
 _server: Any = forkserver._forkserver  # type: ignore[attr-defined]  # of this process; multiprocessing has one
+_forked_servers: set[int] = set()  # those of `fork_server`
 
 
 @contextmanager
@@ -463,6 +466,7 @@ def fork_server(modules: Sequence[str] = ()) -> Iterator[None]:
             with suppress(ProcessLookupError):
                 os.kill(_server._forkserver_pid, signal.SIGKILL)  # a stuck worker would keep it
             _server._stop()
+        _forked_servers.clear()
         folder.remove()
 
 
@@ -488,6 +492,7 @@ def _start_server(address: str, modules: Sequence[str]) -> None:
             os.close(ends)
     _server._forkserver_address, _server._forkserver_alive_fd = address, alive
     _server._forkserver_pid = process
+    _forked_servers.add(process)
 
 
 def _serve_forks(listener: int, ends: int, modules: Sequence[str]) -> NoReturn:
