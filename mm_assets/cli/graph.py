@@ -86,7 +86,7 @@ def run_materialize(options: argparse.Namespace) -> int:
 
 
 # Imported by each worker's first jobs, and by this process later, or not at all.
-_OF_WORKERS = (
+_PRELOADED = (
     *("mm_assets.accounting.quarantine", "numpy.ma"),
     *(f"PIL.{kind}ImagePlugin" for kind in ("Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP")),
 )
@@ -100,22 +100,22 @@ def _with_dagster() -> Iterator[None]:
     with ExitStack() as opened:
         is_first = "dagster" not in sys.modules
         if is_first and Settings.load().engine == "local":
-            with _lasting_imports():
+            with _frozen_imports():
                 import mm_assets.graph.shard_jobs
                 import mm_assets.graph.shard_work
                 import mm_assets.view.preview_scores  # this process needs them all
                 from mm_assets.pool.workers import fork_server
-            opened.enter_context(fork_server(_OF_WORKERS))
+            opened.enter_context(fork_server(_PRELOADED))
         watch_for_interrupts()
-        with _lasting_imports() if is_first else nullcontext():
+        with _frozen_imports() if is_first else nullcontext():
             import_dagster()
             import mm_assets.headless.run  # noqa: F401
         yield
 
 
 @contextmanager
-def _lasting_imports() -> Iterator[None]:
-    """Spare the garbage collector what is imported, in this process and in those that are forked off."""
+def _frozen_imports() -> Iterator[None]:
+    """Have the garbage collector pass over what is imported, also in processes that are forked off."""
     gc.disable()
     try:
         yield

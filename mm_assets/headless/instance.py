@@ -45,14 +45,14 @@ _UNSET = re.compile(r'environment variable "(\w+)" which is not set')
 
 
 # What Dagster imports for migrations of databases and for its daemon: a tenth of its own import.
-_FOR_OTHERS = (
+_LAZY_MODULES = (
     *("alembic", "alembic.command", "alembic.config", "alembic.script"),
     *("alembic.runtime", "alembic.runtime.environment", "alembic.runtime.migration"),
     "structlog",
 )
 
 
-class _Later:
+class _LazyName:
     """What `find` returns, found when it is used. While Dagster is imported, a call of it waits, too."""
 
     waits = False
@@ -61,36 +61,36 @@ class _Later:
         self._find = find
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        later = _Later(lambda: self._find()(*arguments, **named))
-        return later if _Later.waits else later._find()
+        later = _LazyName(lambda: self._find()(*arguments, **named))
+        return later if _LazyName.waits else later._find()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._find(), name)
 
 
-class _LaterModule(ModuleType):
-    def __getattr__(self, name: str) -> _Later:
+class _LazyModule(ModuleType):
+    def __getattr__(self, name: str) -> _LazyName:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Later(lambda: getattr(import_module(self.__name__), name))
+        return _LazyName(lambda: getattr(import_module(self.__name__), name))
 
 
 def import_dagster() -> None:
-    """Import Dagster for a command: what it has `_FOR_OTHERS` is imported when it is used.
+    """Import Dagster for a command: `_LAZY_MODULES` are imported when they are used.
 
     Whoever imports one of these libraries afterwards gets the library. Where Dagster or one of them has been
     imported before, and in servers, which do not call this, all is as Dagster has it.
     """
     if "dagster" in sys.modules:
         return
-    held = {name: _LaterModule(name) for name in _FOR_OTHERS if name.partition(".")[0] not in sys.modules}
+    held = {name: _LazyModule(name) for name in _LAZY_MODULES if name.partition(".")[0] not in sys.modules}
     sys.modules.update(held)
-    _Later.waits = True
+    _LazyName.waits = True
     try:
         for name in ("dagster", "dagster._core.storage.event_log", "dagster._core.storage.runs"):
             import_module(name)
     finally:
-        _Later.waits = False
+        _LazyName.waits = False
         for name in held:
             del sys.modules[name]
 

@@ -398,7 +398,7 @@ def start(may_fork: bool, setup: WorkerSetup) -> Worker:
         spawned = get_context("spawn")
         try:
             # That of somebody else, as of a Dagster executor, may have another environment.
-            is_ours = _server._forkserver_pid is not None and _server._forkserver_pid in _forked_servers
+            is_ours = _server._forkserver_pid in _forked_servers
             worker = _spawn(setup, get_context("forkserver") if is_ours else spawned)
         except (EOFError, ConnectionError):  # the server dies just now
             worker = _spawn(setup, spawned)
@@ -462,7 +462,7 @@ def fork_server(modules: Sequence[str] = ()) -> Iterator[None]:
             _start_server(f"{folder.path}/fork", modules)
         yield
     finally:
-        if _server._forkserver_pid is not None:
+        if _server._forkserver_pid is not None and _server._forkserver_pid in _forked_servers:
             with suppress(ProcessLookupError):
                 os.kill(_server._forkserver_pid, signal.SIGKILL)  # a stuck worker would keep it
             _server._stop()

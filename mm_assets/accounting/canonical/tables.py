@@ -104,7 +104,7 @@ def parquet_parts(
                 uri,
                 lambda names: open_checked(source, metadata=file.metadata, read_dictionary=names),
             )
-            elsewhere = ImagesElsewhere(uri, options, stack) if refers(file) else None
+            elsewhere = CuratedImages(uri, options, stack) if refers(file) else None
             try:
                 for group in range(file.num_row_groups):
                     if elsewhere is None:
@@ -149,7 +149,7 @@ def _blobs(file: pq.ParquetFile, group: int, rows: int, type_: pa.DataType, uri:
             yield batch.column(BLOBS).cast(type_)
 
 
-class ImagesElsewhere:
+class CuratedImages:
     """Images that the rows of a file refer to, read one after the other."""
 
     def __init__(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> None:
@@ -215,7 +215,7 @@ _KEYS = ["sample_id", "position", "modality"]
 
 
 def _referring_group(
-    file: pq.ParquetFile, group: int, schema: pa.Schema, elsewhere: ImagesElsewhere, written: WrittenOut
+    file: pq.ParquetFile, group: int, schema: pa.Schema, elsewhere: CuratedImages, written: WrittenOut
 ) -> Iterator[RowPart]:
     row_group, index = file.metadata.row_group(group), blob_index(schema)
     rows = _rows_in(_BYTES_AT_ONCE, row_group.total_byte_size, row_group.num_rows)
