@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,31 @@ def _run(source: str, target: str, files: Sequence[str], output: str, is_filtere
 
 
 def main() -> None:
-    """Run the pipeline as a user's script does, by an executor: ``SOURCE TARGET OUTPUT FILE …``."""
+    """Run pipelines one after the other as a user's script does: ``EXECUTOR FORMAT,FORMAT,… OUTPUT FILE …``.
+
+    ``EXECUTOR`` is ``ray``, or ``none`` for the stages called in this process. Between each two formats there
+    is a pipeline; that which filters is the only one, or that from Parquet to Parquet.
+    """
+    from loguru import logger
+
+    logger.remove()
+    executor, names, output, *files = sys.argv[1:]
+    formats = names.split(",")
+    run = _run_by_ray if executor == "ray" else _run
+    for number, (source, target) in enumerate(pairwise(formats)):
+        is_last = number == len(formats) - 2
+        folder = output if is_last else f"{output}.{number}"
+        run(source, target, files, folder, is_filtered=len(formats) == 2 or source == target)
+        files = sorted(str(file) for file in Path(folder).iterdir())
+
+
+def _run_by_ray(source: str, target: str, files: Sequence[str], output: str, is_filtered: bool) -> None:
     import ray
     from nemo_curator.backends.ray_data import RayDataExecutor
 
-    source, target, output, *files = sys.argv[1:]
-    ray.init(include_dashboard=False, log_to_driver=False)
-    _pipeline(source, target, files, output, is_filtered=True).run(RayDataExecutor())
-    ray.shutdown()
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False)
+    _pipeline(source, target, files, output, is_filtered).run(RayDataExecutor())
 
 
 def _pipeline(source: str, target: str, files: Sequence[str], output: str, is_filtered: bool) -> Any:

@@ -92,7 +92,7 @@ def _our_command(route: Route, files: Sequence[str], output: Path) -> list[str]:
 
 def _their_command(route: Route, files: Sequence[str], output: Path) -> list[str]:
     python = str(curator.PYTHON)
-    return [python, "-m", "benchmarks.curator", route.source, route.target, str(output), *files]
+    return [python, "-m", "benchmarks.curator", "ray", f"{route.source},{route.target}", str(output), *files]
 
 
 def _row(route: Route, layout: str, runs: dict[str, list[Measurement]]) -> tuple[str, ...]:
