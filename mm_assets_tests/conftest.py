@@ -86,5 +86,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Two processes more than cores where daemons are waited for: so many wait at most times."""
-    return None if config.getoption("--fast") else (os.cpu_count() or 1) + 2
+    """Three processes more than cores where daemons are waited for: so many wait at most times."""
+    return None if config.getoption("--fast") else (os.cpu_count() or 1) + 3
