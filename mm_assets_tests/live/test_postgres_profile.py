@@ -77,11 +77,10 @@ def profile(
         services = Services(folder / "home", postgres, "profile", s3, variables)
         with services:
 
-            def are_registered() -> bool:
-                with services.instance() as instance:
-                    return {*KEYS, BAD} <= set(instance.get_dynamic_partitions("shards"))
+            def are_registered(instance: dg.DagsterInstance) -> bool:
+                return {*KEYS, BAD} <= set(instance.get_dynamic_partitions("shards"))
 
-            wait_for(are_registered, SECONDS, "the sensor to register the shards")
+            services.wait_for(are_registered, SECONDS, "the sensor to register the shards")
             yield Profile(services, s3)
 
 
