@@ -31,6 +31,10 @@ class RayNodes:
         """Variables of a run on this cluster."""
         return {"MM_ENGINE": "ray", "MM_RAY_ADDRESS": self.address}
 
+    def alive(self) -> int:
+        """How many nodes the cluster has."""
+        return sum(node["Alive"] for node in self.cluster.global_state.node_table())
+
     def other_is_at_work(self) -> bool:
         """Whether a task runs on the second node."""
         raylet = self.other.all_processes["raylet"][0].process.pid

@@ -191,9 +191,10 @@ def test_a_folder_that_another_node_does_not_see(nodes: RayNodes, tmp_path: Path
         start_new_session=True,
     )
     try:
+        wait_for(lambda: nodes.alive() == 3, 120, "the third node")
 
         def refusal() -> str:
-            """What is said once the third node is there."""
+            """What is said once the third node has a task; each attempt starts workers on all nodes."""
             with RayPool(nodes.address, written=[str(storage)]) as pool:
                 try:
                     list(pool.map(act, [("echo", n) for n in range(12)]))
@@ -201,7 +202,7 @@ def test_a_folder_that_another_node_does_not_see(nodes: RayNodes, tmp_path: Path
                     return str(error)
             return ""
 
-        line = wait_for(refusal, 120, "the third node")
+        line = wait_for(refusal, 120, "a task on the third node")
         assert line.startswith(f"{storage}: not the same folder on Ray node ")
         assert list(storage.iterdir()) == []
     finally:
