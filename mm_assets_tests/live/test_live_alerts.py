@@ -8,7 +8,7 @@ import pytest
 
 from mm_assets_tests.automation.alerts.receivers import Webhook, webhook
 from mm_assets_tests.live.automated import ended_ticks
-from mm_assets_tests.live.daemon import DagsterDev, wait_for
+from mm_assets_tests.live.daemon import STOCK_YAML, DagsterDev, wait_for
 
 pytestmark = pytest.mark.live
 
@@ -33,7 +33,7 @@ def test_a_failed_check_is_told_within_two_ticks_and_once(hook: Webhook, tmp_pat
         "MM_ALERTS": hook.url("s3cret"),
         "MM_UI_URL": "http://ui:3000",
     }
-    dev = DagsterDev("mm_assets_tests.live.alerting_location", home, environment)
+    dev = DagsterDev("mm_assets_tests.live.alerting_location", home, environment, STOCK_YAML)
     with dev.instance() as instance:
         instance.add_dynamic_partitions("shards", ["k01", "k02"])
     tags = {"dagster/asset_partition_range_start": "k01", "dagster/asset_partition_range_end": "k02"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets_tests.live.daemon import DagsterDev, is_running, wait_for
+from mm_assets_tests.live.daemon import STOCK_YAML, DagsterDev, is_running, wait_for
 
 pytestmark = pytest.mark.live
 
@@ -32,7 +32,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     raw, root = folder / "raw", folder / "out"
     raw.mkdir()
     places = {"TOY_RAW": str(raw), "TOY_ROOT": str(root)}
-    dev = DagsterDev("mm_assets_tests.live.toy_location", folder / "home", places)
+    dev = DagsterDev("mm_assets_tests.live.toy_location", folder / "home", places, STOCK_YAML)
     with dev.instance() as instance:
         instance.add_dynamic_partitions("shards", ["slow1", "slow2", "slow3"])
     with dev:
