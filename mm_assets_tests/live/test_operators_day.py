@@ -29,7 +29,7 @@ from mm_assets.graph.io_manager import LANDED
 from mm_assets_tests.automation.alerts.receivers import Webhook, webhook
 from mm_assets_tests.graph.deployment import ASSETS, Deployment
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, ended_ticks
-from mm_assets_tests.live.daemon import DagsterDev, wait_for
+from mm_assets_tests.live.daemon import PAUSE, DagsterDev, wait_for
 
 T = TypeVar("T")
 LONG = "TEST_DAY_TICKS" in os.environ
@@ -68,7 +68,7 @@ class Day:
             self.look()
             return condition()
 
-        return wait_for(ask, seconds, what)
+        return wait_for(ask, seconds, what, PAUSE)
 
     def look(self) -> None:
         """If nothing goes on, and did not while it was looked at: `landed` of each asset names the shards
