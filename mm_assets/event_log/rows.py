@@ -1,8 +1,9 @@
 """Database rows of events, as Dagster's own storage reads them.
 
 An `EventRow` gives the rows of one event. Their text is packed by `pack_event`, in Dagster's storage format
-without what the classes take by default. The classes of which a run has one or more for each shard are packed
-here, at a fifth of the time that the general way takes; any other goes that way.
+without what the classes take by default, and with plain values for metadata where they make the same of
+them. The classes of which a run has one or more for each shard are packed here, at a fifth of the time that
+the general way takes; any other goes that way.
 `mm_assets_tests/event_log/test_canaries.py` compares the two.
 """
 
@@ -21,19 +22,23 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
 )
 from dagster._core.definitions.metadata.table import TableColumnConstraints, TableConstraints
-from dagster._core.events import AssetMaterializationPlannedData, StepMaterializationData
+from dagster._core.events import (
+    AssetMaterializationPlannedData,
+    AssetObservationData,
+    StepMaterializationData,
+)
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster_shared.serdes.serdes import pack_value
 
 Packed = dict[str, Any]
 
-_VALUES: dict[type, tuple[str, str]] = {
-    dg.IntMetadataValue: ("IntMetadataEntryData", "value"),
-    dg.FloatMetadataValue: ("FloatMetadataEntryData", "value"),
-    dg.BoolMetadataValue: ("BoolMetadataEntryData", "value"),
-    dg.TextMetadataValue: ("TextMetadataEntryData", "text"),
-    dg.MarkdownMetadataValue: ("MarkdownMetadataEntryData", "md_str"),
+# Kinds of metadata that Dagster makes of a plain value itself, when it reads an event.
+_PLAIN: dict[type, type] = {
+    dg.IntMetadataValue: int,
+    dg.FloatMetadataValue: float,
+    dg.BoolMetadataValue: bool,
+    dg.TextMetadataValue: str,
 }
 _ANY_COLUMN = TableColumnConstraints()
 _ANY_TABLE = TableConstraints(other=[])
@@ -86,10 +91,11 @@ def _pack_data(data: Any) -> Any:
         case AssetCheckEvaluation():
             return _pack_evaluation(data)
         case StepMaterializationData() if not data.asset_lineage:
-            return {
-                "__class__": "StepMaterializationData",
-                "materialization": _pack_materialization(data.materialization),
-            }
+            made = _pack_told("AssetMaterialization", data.materialization)
+            return {"__class__": "StepMaterializationData", "materialization": made}
+        case AssetObservationData():
+            told = _pack_told("AssetObservation", data.asset_observation)
+            return {"__class__": "AssetObservationData", "asset_observation": told}
         case AssetMaterializationPlannedData() if data.partitions_subset is None:
             return {
                 "__class__": "AssetMaterializationPlannedData",
@@ -122,19 +128,19 @@ def _pack_evaluation(evaluation: AssetCheckEvaluation) -> Packed:
     return packed
 
 
-def _pack_materialization(made: dg.AssetMaterialization) -> Packed:
+def _pack_told(name: str, told: dg.AssetMaterialization | dg.AssetObservation) -> Packed:
     packed: Packed = {
-        "__class__": "AssetMaterialization",
-        "asset_key": _pack_asset(made.asset_key),
+        "__class__": name,
+        "asset_key": _pack_asset(told.asset_key),
         "metadata_entries": [
-            {"__class__": "EventMetadataEntry", "label": name, "entry_data": _pack_value(value)}
-            for name, value in made.metadata.items()
+            {"__class__": "EventMetadataEntry", "label": name, "value": _pack_value(value)}
+            for name, value in told.metadata.items()
         ],
-        "partition": made.partition,
-        "tags": None if made.tags is None else dict(made.tags),
+        "partition": told.partition,
+        "tags": None if told.tags is None else dict(told.tags),
     }
-    if made.description is not None:
-        packed["description"] = made.description
+    if told.description is not None:
+        packed["description"] = told.description
     return packed
 
 
@@ -143,11 +149,13 @@ def _pack_asset(key: dg.AssetKey) -> Packed:
 
 
 def _pack_value(value: Any) -> Any:
-    known = _VALUES.get(type(value))
-    if known is not None:
-        return {"__class__": known[0], known[1]: value.value}
-    if type(value) is dg.JsonMetadataValue and type(value.data) in (dict, list) and not value.data:
-        return {"__class__": "JsonMetadataEntryData", "data": value.data}
+    plain = _PLAIN.get(type(value))
+    if plain is not None and type(value.value) is plain and getattr(value, "text", "") is not None:
+        return value.value
+    if type(value) is dg.MarkdownMetadataValue:
+        return {"__class__": "MarkdownMetadataEntryData", "md_str": value.md_str}
+    if type(value) is dg.JsonMetadataValue and type(value.data) in (dict, list):
+        return pack_value(value.data) if value.data else value.data
     if type(value) is dg.TableSchemaMetadataValue and value.schema.constraints == _ANY_TABLE:
         columns = [_pack_column(column) for column in value.schema.columns]
         return {
@@ -303,7 +311,7 @@ class EventRow:
         made = data.get("materialization") if self.is_asset else None
         if made is None or made["partition"] is None:
             return self.text
-        short = [e for e in made["metadata_entries"] if e["entry_data"].get("__class__") not in _LONG]
+        short = [e for e in made["metadata_entries"] if not _is_long(e["value"])]
         short_data = {**data, "materialization": {**made, "metadata_entries": short}}
         event = {**self._packed["dagster_event"], "event_specific_data": short_data}
         return to_json({**self._packed, "dagster_event": event})
@@ -367,11 +375,15 @@ class EventRow:
         return self.event.dagster_event
 
 
-def _is_empty(packed: dict[str, Any]) -> bool:
+def _is_long(packed: Any) -> bool:
+    return isinstance(packed, dict) and packed.get("__class__") in _LONG
+
+
+def _is_empty(packed: Any) -> bool:
     """Return whether a packed metadata value is an empty text, list or object, or an integer of 0."""
-    if packed["__class__"] == "IntMetadataEntryData":
-        return packed["value"] == 0
-    return any(value in ("", [], {}) for name, value in packed.items() if name != "__class__")
+    if isinstance(packed, dict) and "__class__" in packed:
+        return any(value in ("", [], {}) for name, value in packed.items() if name != "__class__")
+    return packed in ("", [], {}) or (type(packed) is int and packed == 0)
 
 
 def is_batched(event: EventLogEntry) -> bool:

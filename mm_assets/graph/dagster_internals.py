@@ -409,7 +409,7 @@ def _latest_events(
     """Return the latest event of this kind of each partition."""
     found: dict[str, Latest] = {}
     for told in read_events(instance, _storage_ids(instance, asset, kind, keys).values()):
-        metadata = {each["label"]: _plain(each["entry_data"]) for each in told.entries}
+        metadata = {each["label"]: _plain(each.get("value", each.get("entry_data"))) for each in told.entries}
         version = told.tags.get(DATA_VERSION_TAG, "")
         found[told.partition] = Latest(told.storage_id, version, told.run_id, told.timestamp, metadata)
     return found
@@ -454,9 +454,11 @@ def read_events(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> Ite
             )
 
 
-def _plain(packed: Mapping[str, Any]) -> Any:
-    """Return the value of a metadata entry as its row has it."""
-    return next((value for name, value in packed.items() if name != "__class__"), None)
+def _plain(packed: Any) -> Any:
+    """Return the value of a metadata entry as its row has it: plain, or as Dagster's own class packs it."""
+    if isinstance(packed, dict) and "__class__" in packed:
+        return next((value for name, value in packed.items() if name != "__class__"), None)
+    return packed
 
 
 def batches(items: list[T]) -> Iterator[list[T]]:
