@@ -251,7 +251,7 @@ os.register_at_fork(after_in_child=_open_anew)
 
 _EXECUTIONS = AssetCheckExecutionsTable.c
 # Partitions in one query: SQLite refuses statements with too many variables.
-_MAX_VARIABLES = 500
+MAX_VARIABLES = 500
 _ATTEMPTS = 10  # of several processes that add the same partitions
 
 
@@ -408,8 +408,8 @@ class BatchedEventLog(SqlEventLogStorage):
                     AssetCheckExecutionsTable.delete().where(*of_run, _EXECUTIONS.partition.is_(None))
                 )
             named = [key for key in keys if key is not None]
-            for start in range(0, len(named), _MAX_VARIABLES):
-                some = _EXECUTIONS.partition.in_(named[start : start + _MAX_VARIABLES])
+            for start in range(0, len(named), MAX_VARIABLES):
+                some = _EXECUTIONS.partition.in_(named[start : start + MAX_VARIABLES])
                 connection.execute(AssetCheckExecutionsTable.delete().where(*of_run, some))
         connection.execute(AssetCheckExecutionsTable.insert(), list(evaluated.values()))
 

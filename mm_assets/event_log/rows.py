@@ -195,8 +195,6 @@ _STEPS = frozenset(
 # Events of which a run has many: for each shard, and for each step. What tells of the state of a run or of an
 # error is written at once.
 BATCHED = _ASSETS | _CHECKS | _STEPS
-# Metadata that only the page of the asset needs: long, and the same in the index.
-_LONG = frozenset({"MarkdownMetadataEntryData", "TableSchemaMetadataEntryData"})
 # What an evaluation has by default, and what only other pages than those of checks show.
 _DEFAULT_SEVERITY = {"__enum__": "AssetCheckSeverity.ERROR"}
 _UNSEEN = frozenset({"message", "step_key"})
@@ -210,10 +208,12 @@ class EventRow:
     Args:
         event: the event, without what is not stored.
         in_run: whether the run's own database has it by now.
+        in_index: whether the index of all runs has it by now.
     """
 
     event: EventLogEntry
     in_run: bool = False
+    in_index: bool = False
     _packed: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -292,7 +292,10 @@ class EventRow:
             yield {**row, "event": f"{before}{json.dumps(key)}{after}", "partition": key}
 
     def run_row(self) -> dict[str, Any]:
-        """Return the row for a database that only has the run's own log: without pictures and schemas."""
+        """Return the row for a database that only has the run's own log.
+
+        Of a partition's materialization it says neither metadata nor tags (`short_place`).
+        """
         return {**self._log_row, "event": self._short_text()}
 
     @cached_property
@@ -311,8 +314,7 @@ class EventRow:
         made = data.get("materialization") if self.is_asset else None
         if made is None or made["partition"] is None:
             return self.text
-        short = [e for e in made["metadata_entries"] if not _is_long(e["value"])]
-        short_data = {**data, "materialization": {**made, "metadata_entries": short}}
+        short_data = {**data, "materialization": {**made, "metadata_entries": [], "tags": None}}
         event = {**self._packed["dagster_event"], "event_specific_data": short_data}
         return to_json({**self._packed, "dagster_event": event})
 
@@ -375,15 +377,22 @@ class EventRow:
         return self.event.dagster_event
 
 
-def _is_long(packed: Any) -> bool:
-    return isinstance(packed, dict) and packed.get("__class__") in _LONG
-
-
 def _is_empty(packed: Any) -> bool:
     """Return whether a packed metadata value is an empty text, list or object, or an integer of 0."""
     if isinstance(packed, dict) and "__class__" in packed:
         return any(value in ("", [], {}) for name, value in packed.items() if name != "__class__")
     return packed in ("", [], {}) or (type(packed) is int and packed == 0)
+
+
+Place = tuple[str, str, float]  # of a materialization in a run: asset, partition, time
+
+
+def short_place(event: EventLogEntry) -> Place | None:
+    """Return which materialization an event of a run's own log is, if it may be one that says but that."""
+    made = event.asset_materialization
+    if made is None or made.partition is None or made.metadata or made.tags:
+        return None
+    return made.asset_key.to_string(), made.partition, event.timestamp
 
 
 def is_batched(event: EventLogEntry) -> bool:

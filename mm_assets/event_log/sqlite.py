@@ -24,8 +24,10 @@ from typing import Any, ClassVar
 import dagster as dg
 import sqlalchemy as db
 from dagster import Field, Noneable, StringSource
+from dagster._core.events.log import EventLogEntry
 from dagster._core.instance.types import MayHaveInstanceWeakref
 from dagster._core.storage.event_log import SqlEventLogStorageTable
+from dagster._core.storage.event_log.base import EventLogConnection
 from dagster._core.storage.event_log.migration import ASSET_DATA_MIGRATIONS, EVENT_LOG_DATA_MIGRATIONS
 from dagster._core.storage.event_log.schema import (
     AssetCheckExecutionsTable,
@@ -45,12 +47,12 @@ from dagster._core.storage.sqlite import (
     SQLITE_BUSY_TIMEOUT_SECONDS,
     create_db_conn_string,
 )
-from dagster._serdes import ConfigurableClassData
+from dagster._serdes import ConfigurableClassData, deserialize_value
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import NullPool, QueuePool
 
-from mm_assets.event_log import BatchedEventLog, Engines
-from mm_assets.event_log.rows import EventRow
+from mm_assets.event_log import MAX_VARIABLES, BatchedEventLog, Engines
+from mm_assets.event_log.rows import EventRow, Place, short_place
 from mm_assets.storage.errors import located
 
 # Half a minute in all, as long as SQLite itself is told to wait.
@@ -251,8 +253,8 @@ class AtomicSqliteScheduleStorage(_MadeInHome, SqliteScheduleStorage):
 class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     """Dagster's SQLite event log: the same files, written in batches.
 
-    A run's own database has short materializations, and one event for all that are planned of an asset: the
-    index has them in full, where the pages of assets look for them.
+    A run's own database has the materializations of partitions in short, and one event for all that are
+    planned of an asset: the index has them in full, for the pages of assets, and of runs.
 
     Args:
         base_dir: folder of the databases; None: where the stock class has them, in `DAGSTER_HOME`.
@@ -340,6 +342,13 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         return column_name in self._asset_columns
 
     def _write(self, rows: list[EventRow]) -> None:
+        # The index first: who watches a run reads there what its own database says in short.
+        indexed = [row for row in rows if row.is_indexed and not row.in_index]
+        if indexed:
+            with self._transaction(INDEX_SHARD_NAME) as connection:
+                self._write_index(connection, indexed)
+            for row in indexed:
+                row.in_index = True
         by_run: dict[str, list[EventRow]] = {}
         for row in rows:
             if row.is_logged and not row.in_run:
@@ -349,10 +358,41 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
                 connection.execute(SqlEventLogStorageTable.insert(), [row.run_row() for row in of_run])
             for row in of_run:
                 row.in_run = True
-        indexed = [row for row in rows if row.is_indexed]
-        if indexed:
-            with self._transaction(INDEX_SHARD_NAME) as connection:
-                self._write_index(connection, indexed)
+
+    def get_records_for_run(
+        self,
+        run_id: str,
+        cursor: str | None = None,
+        of_type: dg.DagsterEventType | set[dg.DagsterEventType] | None = None,
+        limit: int | None = None,
+        ascending: bool = True,
+    ) -> EventLogConnection:
+        """Return events of a run, its materializations as the index has them."""
+        found = super().get_records_for_run(run_id, cursor, of_type, limit, ascending)
+        places = [short_place(record.event_log_entry) for record in found.records]
+        partitions = sorted({place[1] for place in places if place is not None})
+        whole: dict[Place, EventLogEntry] = {}
+        row = SqlEventLogStorageTable.c
+        for start in range(0, len(partitions), MAX_VARIABLES):
+            query = db.select(row.asset_key, row.partition, row.event).where(
+                row.run_id == run_id,
+                row.dagster_event_type == dg.DagsterEventType.ASSET_MATERIALIZATION.value,
+                row.partition.in_(partitions[start : start + MAX_VARIABLES]),
+            )
+            with self.index_connection() as connection:
+                rows = connection.execute(query).fetchall()
+            for asset, partition, text in rows:
+                entry = deserialize_value(text, EventLogEntry)
+                whole[asset, partition, entry.timestamp] = entry
+        if not whole:
+            return found
+        records = [
+            record
+            if place is None
+            else record._replace(event_log_entry=whole.get(place, record.event_log_entry))
+            for record, place in zip(found.records, places, strict=True)
+        ]
+        return found._replace(records=records)
 
     def _next_ids(self, connection: Connection, count: int) -> list[int]:
         # pysqlite begins a transaction with the first change only.

@@ -164,18 +164,55 @@ def test_nothing_is_written_that_dagster_does_not_write(name: str) -> None:
     )
 
 
-def test_the_short_event_of_a_run_lacks_only_what_is_long() -> None:
-    row = EventRow(entry(*DATA["materialization"]))
-    read = deserialize_value(row.run_row()["event"], EventLogEntry)
-    made = read.asset_materialization
-    assert made is not None
-    assert (made.asset_key, made.partition, made.tags) == (KEY, 'p "1"', _MADE.tags)
-    left_out = {"markdown", "schema", "constrained"}
-    assert dict(made.metadata) == {
-        name: value for name, value in _MADE.metadata.items() if name not in left_out
-    }
-    full = {name: value for name, value in row.run_row().items() if name != "event"}
-    assert [{**full, "event": row.text}] == list(row.log_rows())
+def test_the_log_of_a_run_says_all_of_a_materialization_which_its_database_has_in_short(
+    tmp_path: Path,
+) -> None:
+    later = entry(*DATA["materialization"])._replace(timestamp=2.5)
+    other = dg.AssetMaterialization(KEY, partition='p "1"', metadata={"int": 2})
+    told = [
+        entry(*DATA["materialization"]),
+        later._replace(
+            dagster_event=later.get_dagster_event()._replace(
+                event_specific_data=StepMaterializationData(other)
+            )
+        ),
+        entry(*DATA["described"]),
+        entry(*DATA["observation"]),
+        entry(*DATA["evaluation of a materialization"]),
+    ]
+    log = BatchedSqliteEventLogStorage(str(tmp_path))
+    for event in told:
+        log.store_event(event)
+    records = log.get_records_for_run("run").records
+    assert [record.event_log_entry for record in records] == [without_origin(event) for event in told]
+    (last,) = log.get_records_for_run(
+        "run", of_type=Kind.ASSET_MATERIALIZATION, limit=1, ascending=False
+    ).records
+    assert last.event_log_entry == without_origin(told[2])
+    log.dispose()
+    stock = SqliteEventLogStorage(str(tmp_path))
+    read = [
+        record.event_log_entry.asset_materialization for record in stock.get_records_for_run("run").records
+    ]
+    found = [
+        (made.asset_key, made.partition, dict(made.metadata), made.tags) for made in read if made is not None
+    ]
+    assert found == [(KEY, 'p "1"', {}, None)] * 2 + [(KEY, None, {}, None)]
+    stock.dispose()
+
+
+def test_a_run_keeps_what_its_database_says_in_full(tmp_path: Path) -> None:
+    """As it does of a release before, and of Dagster's own class."""
+    event = entry(*DATA["materialization"])
+    stock = SqliteEventLogStorage(str(tmp_path))
+    stock.store_event(event)
+    stock.dispose()
+    log = BatchedSqliteEventLogStorage(str(tmp_path))
+    with log.index_connection() as connection:
+        connection.execute(SqlEventLogStorageMetadata.tables["event_logs"].delete())
+    (record,) = log.get_records_for_run("run").records
+    assert record.event_log_entry.asset_materialization == _MADE
+    log.dispose()
 
 
 def test_a_planned_check_has_a_row_for_each_partition() -> None:
