@@ -411,19 +411,22 @@ def reasons(
 _MAX_MESSAGES = 5000
 
 
-def messages(instance: dg.DagsterInstance, run_id: str) -> list[str]:
-    """Return the first messages that a run has logged in words, without its events."""
+def messages(
+    instance: dg.DagsterInstance, run_id: str, level: int = 0, limit: int | None = _MAX_MESSAGES
+) -> list[str]:
+    """Return those of the first messages that a run has logged in words whose level is at least this."""
     storage = instance.event_log_storage
     assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
     query = (
         db.select(_Events.event)
         .where(_Events.run_id == run_id, _Events.dagster_event_type.is_(None))
         .order_by(_Events.id)
-        .limit(_MAX_MESSAGES)
+        .limit(limit)
     )
     with storage.run_connection(run_id) as connection:
         rows = connection.execute(query).fetchall()
-    return [deserialize_value(text, dg.EventLogEntry).user_message for (text,) in rows]
+    entries = (deserialize_value(text, dg.EventLogEntry) for (text,) in rows)
+    return [entry.user_message for entry in entries if int(entry.level) >= level]
 
 
 def failing_evaluations(

@@ -21,7 +21,7 @@ from mm_assets.formats.names import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines, untaken_lines
 from mm_assets.graph import EMPTY, INPUT_MISSING, LOSS_SHARE, LOSS_SHARE_OF
 from mm_assets.graph.dagster_internals import URI
-from mm_assets.graph.instance_queries import failing_shards
+from mm_assets.graph.instance_queries import failing_shards, messages
 from mm_assets.graph.io_manager import FAILED_HERE, LANDED
 from mm_assets.graph.planned_jobs import bare_values, parse_failure
 from mm_assets.graph.proof import UNKNOWN_FILES, ZERO_LOSS
@@ -114,13 +114,17 @@ class Problems:
         }
 
 
+_Kind = dg.DagsterEventType
+_FAILURES = {_Kind.STEP_FAILURE, _Kind.PIPELINE_FAILURE}
+_STEPS = {_Kind.STEP_START, _Kind.STEP_SUCCESS, _Kind.STEP_FAILURE}
+
+
 def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> Problems:
     """Return what went wrong in a run."""
     problems = Problems()
     shards = problems.shards
-    entries = [record.event_log_entry for record in instance.get_records_for_run(result.run_id).records]
-    for entry in entries:
-        failure = parse_failure(entry.user_message) if int(entry.level) >= logging.ERROR else None
+    for message in messages(instance, result.run_id, level=logging.ERROR, limit=None):
+        failure = parse_failure(message)
         if failure is not None:
             causes = shards[failure.key].causes
             if not causes or (
@@ -131,7 +135,8 @@ def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     for evaluation in result.get_asset_check_evaluations():
         if not evaluation.passed and not _is_of_all(evaluation):
             _note(evaluation, shards)
-    problems.steps += failed_steps(entry.dagster_event for entry in entries if entry.dagster_event)
+    failures = instance.get_records_for_run(result.run_id, of_type=_FAILURES).records
+    problems.steps += failed_steps(record.event_log_entry.get_dagster_event() for record in failures)
     return problems
 
 
@@ -304,9 +309,14 @@ class RunSummary:
         for event in result.get_asset_materialization_events():
             made = event.step_materialization_data.materialization
             self._add_shard(made.asset_key.to_user_string(), made.partition or "", _plain(made.metadata))
-        for stats in instance.get_run_step_stats(result.run_id):
-            if stats.end_time and stats.start_time and stats.step_key in self._lines:
-                self._lines[stats.step_key].seconds += stats.end_time - stats.start_time
+        # Not `get_run_step_stats`, which reads the events of all shards.
+        started: dict[str | None, float] = {}
+        for record in instance.get_records_for_run(result.run_id, of_type=_STEPS).records:
+            entry = record.event_log_entry
+            if entry.dagster_event_type == _Kind.STEP_START:
+                started[entry.step_key] = entry.timestamp
+            elif entry.step_key in started and entry.step_key in self._lines:
+                self._lines[entry.step_key].seconds += entry.timestamp - started.pop(entry.step_key)
         for evaluation in result.get_asset_check_evaluations():
             asset = evaluation.asset_key.to_user_string()
             if evaluation.partition is None:
