@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mm_assets.accounting import ACCOUNT_SCHEMA, Balance, account_table, count_lost_items, lost_items
 from mm_assets.graph import (
     INPUT_MISSING,
     Check,
@@ -23,6 +24,7 @@ from mm_assets.graph import (
     blocked_by,
     digest,
 )
+from mm_assets.model.losses import Loss
 
 REPOSITORY = Path(__file__).parents[3]
 RAW = ShardSet("raw", (Shard("a", "/a", "1"),))
@@ -141,6 +143,15 @@ def test_nouns_are_picklable() -> None:
     done = ShardResult("a", True, "/out/a", "v", {"rows": 1}, (Check("c", True),), payload=[b"fragment"])
     for noun in (RAW, Plan(RAW), job, done):
         assert pickle.loads(pickle.dumps(noun)) == noun  # noqa: S301  (made one line above)
+
+
+@pytest.mark.parametrize("losses", [0, 2])
+def test_rows_of_an_account_come_from_a_worker_as_they_are(losses: int) -> None:
+    lost = [Loss(f"s{n}", n, "image", "quarantined", "undecodable_image", "ä\n") for n in range(losses)]
+    rows = account_table("curated", "a", Balance(3, 3 - losses, {}, {"undecodable_image": losses}), lost)
+    done = pickle.loads(pickle.dumps(ShardResult("a", True, rows=rows)))  # noqa: S301  (made on this line)
+    assert done.rows.equals(rows, check_metadata=True) and done.rows.schema.equals(ACCOUNT_SCHEMA)
+    assert count_lost_items(done.rows) == len(lost_items(rows)) == losses
 
 
 def test_shard_set_says_why_a_shard_is_absent() -> None:
