@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -239,9 +239,26 @@ class _MadeInHome(MayHaveInstanceWeakref[dg.DagsterInstance]):
 
 
 class AtomicSqliteRunStorage(_MadeInHome, SqliteRunStorage):
-    """Dagster's SQLite run storage: the same database, made in one transaction."""
+    """Dagster's SQLite run storage: the same database, made in one transaction.
+
+    It keeps a connection, and the statements that are compiled: the stock class has an engine for each call.
+    """
 
     _place = ("history", "runs", RUNS)
+
+    def __init__(self, conn_string: str, inst_data: ConfigurableClassData | None = None) -> None:
+        self._engines = Engines(partial(db.create_engine, poolclass=QueuePool, pool_size=1, max_overflow=-1))
+        super().__init__(conn_string, inst_data)
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """Yield a connection, within one transaction."""
+        with self._engines.get(self._conn_string).connect() as connection, connection.begin():
+            yield connection
+
+    def dispose(self) -> None:
+        """Close all connections."""
+        self._engines.dispose()
 
 
 class AtomicSqliteScheduleStorage(_MadeInHome, SqliteScheduleStorage):

@@ -244,6 +244,28 @@ def test_a_database_at_an_earlier_revision_is_not_touched(way: tuple[str, Opener
     assert _made(home) == before
 
 
+def test_the_run_storage_keeps_one_connection_of_its_own_for_each_process(tmp_path: Path) -> None:
+    home = _home(tmp_path, CONFIGURATION.read_text())
+    with open_instance(home) as instance, open_instance(home) as other:
+        for number in range(20):
+            instance.run_storage.set_cursor_values({"number": str(number)})
+            assert other.run_storage.get_cursor_values({"number"}) == {"number": str(number)}
+        assert _descriptors(home) == 2
+        if (child := os.fork()) == 0:
+            found = instance.run_storage.get_cursor_values({"number"})
+            instance.run_storage.set_cursor_values({"number": "of a child"})
+            os._exit(found != {"number": "19"})
+        assert os.waitpid(child, 0)[1] == 0
+        assert other.run_storage.get_cursor_values({"number"}) == {"number": "of a child"}
+    assert _descriptors(home) == 0
+
+
+def _descriptors(home: Path) -> int:
+    """Return how many connections of this process have the database of runs open."""
+    opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    return opened.count(str((home / DATABASES[0]).resolve()))
+
+
 def test_a_killed_copy_of_the_configuration_leaves_none(tmp_path: Path) -> None:
     """`dagster.yaml` is there as a whole, or not at all."""
     environment = {"DAGSTER_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
