@@ -5,11 +5,12 @@
 `MaintainedStorage` (the output root that the job `maintenance` works on).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
 import dagster as dg
+from dagster._config.pythonic_config import infer_schema_from_config_class, resource
 from pydantic import Field, create_model
 
 from mm_assets.accounting import OUTPUTS, statistics_folder
@@ -35,6 +36,18 @@ from mm_assets.storage import use_stores
 from mm_assets.storage.files import absolute, lasting
 from mm_assets.training_set import Fields
 from mm_assets.training_set.plan import Recipe
+
+
+@cache
+def _schema_of(made: type[dg.Config], omitted: frozenset[str]) -> dg.Field:
+    return infer_schema_from_config_class(made, fields_to_omit=set(omitted))
+
+
+def _schema(made: type[dg.Config], fields_to_omit: Iterable[str] = (), default: object = None) -> dg.Field:
+    """Infer the schema of a class of resources once: a run copies each resource five times."""
+    if default:
+        return infer_schema_from_config_class(made, fields_to_omit=set(fields_to_omit), default=default)
+    return _schema_of(made, frozenset(fields_to_omit))
 
 
 class MaintainedStorage(dg.ConfigurableResource[None]):
@@ -137,6 +150,7 @@ def resources_from_environment() -> dict[str, Any]:
     Raises:
         ValueError: for a variable with an invalid value.
     """
+    resource.infer_schema_from_config_class = _schema  # type: ignore[attr-defined,assignment]
     settings = Settings.load()
     use_stores(given_settings().stores)
     root = _storage_root(settings.storage)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dagster._config.pythonic_config import infer_schema_from_config_class
+
 from mm_assets.filters.registry import FILTERS, AspectRatioFilter, settings_of
-from mm_assets.graph.resources import FilterThresholds, filter_thresholds
+from mm_assets.graph.resources import FilterThresholds, filter_thresholds, resources_from_environment
 from mm_assets.settings import Settings
 from mm_assets_tests.filters.test_score_filter import FormatFilter
 
@@ -29,3 +31,13 @@ def test_the_resource_has_the_settings_of_the_environment() -> None:
 
 def test_the_resource_is_described_in_the_ui() -> None:
     assert type(filter_thresholds(FILTERS, {})).__doc__ == FilterThresholds.__doc__
+
+
+def test_a_schema_that_is_kept_is_the_one_dagster_infers() -> None:
+    resources = resources_from_environment()
+    again = resources_from_environment()
+    for name, made in resources.items():
+        omitted = set(made.nested_resources)
+        inferred = infer_schema_from_config_class(type(made), fields_to_omit=omitted)
+        assert made._schema.config_type.key == inferred.config_type.key, name
+        assert again[name]._schema is made._schema
