@@ -1,5 +1,6 @@
 """The code location: assets, their checks, jobs, sensors and resources."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from mm_assets.model.errors import explained
@@ -55,9 +56,13 @@ SHARDED_ASSETS = [
 ]
 
 
-def build_definitions() -> dg.Definitions:
-    """The definitions for the environment as it is now (see `resources_from_environment`)."""
-    settings, resources = Settings.load(), resources_from_environment()
+def build_definitions(resources: Mapping[str, Any] | None = None) -> dg.Definitions:
+    """The definitions for the environment as it is now.
+
+    Args:
+        resources: what `resources_from_environment` has just returned, if it was called.
+    """
+    settings, resources = Settings.load(), resources or resources_from_environment()
     filters, root = resources["bounds"].active(), resources["maintained"].root
     found = [duplicates] if duplicate_filters(filters) else []
     set_console_level(settings.log_level)

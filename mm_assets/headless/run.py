@@ -184,7 +184,7 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
             _warn_of_removed(absent)
             absent = []
         fail_lost_runs(instance)
-        definitions = build_definitions()
+        definitions = build_definitions(resources)
         specs = [spec for spec in definitions.resolve_all_asset_specs() if spec.partitions_def]
         selection = select(request, instance, specs, listing, absent, explains=is_dry)
         if is_dry:
@@ -285,7 +285,7 @@ def find_status() -> tuple[Status, Outlook]:
     settings, resources = Settings.load(), resources_from_environment()
     home = home_in_force()
     os.environ["DAGSTER_HOME"] = str(home)
-    definitions = build_definitions()
+    definitions = build_definitions(resources)
     gc.disable()  # a collection would go through all that Dagster has imported, again and again
     try:
         with open_instance(home, changes_nothing=True) as instance:
@@ -299,7 +299,7 @@ def find_status() -> tuple[Status, Outlook]:
 def due_lines(instance: dg.DagsterInstance, assets: Collection[str]) -> list[str]:
     """Return a line for who uses outputs as they are, where shards in them are due that were made before."""
     resources = resources_from_environment()
-    graph, root = build_definitions().resolve_asset_graph(), resources["maintained"].root
+    graph, root = build_definitions(resources).resolve_asset_graph(), resources["maintained"].root
     by_asset = StatusFinder(instance, graph, root, resources["raw"]).due().by_asset
     due = {
         key
