@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from dagster._config.pythonic_config import config, resource
+from dagster._config.pythonic_config import config
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.runs.sqlite import sqlite_run_storage
 from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
@@ -20,13 +20,11 @@ from sqlalchemy import Engine, create_engine
 @pytest.fixture(scope="package", autouse=True)
 def kept_dagster() -> Iterator[None]:
     """For a `conftest.py` to import: the tests below it read Dagster's migrations once, 170 files that it
-    reads for each database that it opens, and infer the fields of each class of resources once, of which a
-    run makes a hundred resources. Dagster lists all fields of a class anew for each one that it looks up.
+    reads for each database that it opens. Dagster lists all fields of a class anew for each one that it
+    looks up.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScriptDirectory, "from_config", _by_location(ScriptDirectory.from_config))
-        name = "infer_schema_from_config_class"
-        patch.setattr(resource, name, _by_class(getattr(resource, name)))
         patch.setattr(config, "model_fields", cache(config.model_fields))
         yield
 
@@ -37,18 +35,6 @@ def _by_location(read: Callable[[Config], ScriptDirectory]) -> Callable[[Config]
     def known(config: Config) -> ScriptDirectory:
         location = config.get_main_option("script_location")
         return kept.get(location) or kept.setdefault(location, read(config))
-
-    return known
-
-
-def _by_class(infer: Callable[..., Any]) -> Callable[..., Any]:
-    kept: dict[tuple[type, frozenset[str]], Any] = {}
-
-    def known(cls: type, *, fields_to_omit: set[str], **defaults: Any) -> Any:
-        if defaults:
-            return infer(cls, fields_to_omit=fields_to_omit, **defaults)
-        key = (cls, frozenset(fields_to_omit))
-        return kept.get(key) or kept.setdefault(key, infer(cls, fields_to_omit=fields_to_omit))
 
     return known
 

@@ -25,7 +25,7 @@ upgrade of Dagster. They tell which of these no longer holds:
 `SeenCodeVersions` keeps, in the key-value store of the instance, which code version of each asset was seen
 last, and since when; and the settings that a version stands for, to tell people what has changed. What was
 planned after a version was first seen, was made by it. So nobody has to read thousands of events to know that
-they all name the present version. `instance.run_storage` is Dagster's own place for such values.
+they all name the present version.
 """
 
 from __future__ import annotations
@@ -409,7 +409,7 @@ def _latest_events(
     """Return the latest event of this kind of each partition."""
     found: dict[str, Latest] = {}
     for told in read_events(instance, _storage_ids(instance, asset, kind, keys).values()):
-        metadata = {each["label"]: _plain(each.get("value", each.get("entry_data"))) for each in told.entries}
+        metadata = {entry["label"]: _plain(entry) for entry in told.entries}
         version = told.tags.get(DATA_VERSION_TAG, "")
         found[told.partition] = Latest(told.storage_id, version, told.run_id, told.timestamp, metadata)
     return found
@@ -444,18 +444,13 @@ def read_events(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> Ite
                 for name, value in entry["dagster_event"]["event_specific_data"].items()
                 if name in ("materialization", "asset_observation")
             )
-            yield LoggedEvent(
-                storage_id,
-                partition,
-                run_id,
-                entry["timestamp"],
-                event["tags"] or {},
-                event["metadata_entries"],
-            )
+            tags, entries = event["tags"] or {}, event["metadata_entries"]
+            yield LoggedEvent(storage_id, partition, run_id, entry["timestamp"], tags, entries)
 
 
-def _plain(packed: Any) -> Any:
-    """Return the value of a metadata entry as its row has it: plain, or as Dagster's own class packs it."""
+def _plain(entry: Mapping[str, Any]) -> Any:
+    """Return the value of a metadata entry, which its row has plain or packed by Dagster's own class."""
+    packed = entry.get("value", entry.get("entry_data"))
     if isinstance(packed, dict) and "__class__" in packed:
         return next((value for name, value in packed.items() if name != "__class__"), None)
     return packed

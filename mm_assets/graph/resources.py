@@ -5,7 +5,7 @@
 `MaintainedStorage` (the output root that the job `maintenance` works on).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -43,11 +43,14 @@ def _schema_of(made: type[dg.Config], omitted: frozenset[str]) -> dg.Field:
     return infer_schema_from_config_class(made, fields_to_omit=set(omitted))
 
 
-def _schema(made: type[dg.Config], fields_to_omit: Iterable[str] = (), default: object = None) -> dg.Field:
-    """Infer the schema of a class of resources once: a run copies each resource five times."""
+def _schema(made: type[dg.Config], *, fields_to_omit: set[str], default: object = None) -> dg.Field:
     if default:
-        return infer_schema_from_config_class(made, fields_to_omit=set(fields_to_omit), default=default)
+        return infer_schema_from_config_class(made, fields_to_omit=fields_to_omit, default=default)
     return _schema_of(made, frozenset(fields_to_omit))
+
+
+# Dagster copies each resource five times in a run, and infers the schema of its class for each copy.
+resource.infer_schema_from_config_class = _schema  # type: ignore[attr-defined,assignment]
 
 
 class MaintainedStorage(dg.ConfigurableResource[None]):
@@ -150,7 +153,6 @@ def resources_from_environment() -> dict[str, Any]:
     Raises:
         ValueError: for a variable with an invalid value.
     """
-    resource.infer_schema_from_config_class = _schema  # type: ignore[attr-defined,assignment]
     settings = Settings.load()
     use_stores(given_settings().stores)
     root = _storage_root(settings.storage)
