@@ -150,7 +150,7 @@ class Copies:
                     for number in range(1, self.count + 1)
                     for proof in real
                 ]
-                store.roll_up(folder.name, proofs)
+                store.roll_up({folder.name: proofs})
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _proofs(root: str, keys: Sequence[str]) -> Part:
 
     store = ProofStore(root)
     proofs = list(store.read(_ASSET, keys).values())
-    return lambda: len(store.roll_up(_ASSET, proofs)["assets"])
+    return lambda: len(store.roll_up({_ASSET: proofs})["assets"])
 
 
 def _evidence(root: str, keys: Sequence[str]) -> Part:

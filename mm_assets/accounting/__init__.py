@@ -42,6 +42,7 @@ from mm_assets.storage.files import (
     StorageOptions,
     filesystem,
     is_remote,
+    is_s3,
     join,
     local_path,
     open_binary,
@@ -229,6 +230,10 @@ def account_folders(root: str, asset: str) -> list[str]:
     ]
 
 
+_FEWEST_LISTED = 8  # outputs in a folder
+_OBJECTS_EACH = 30  # that a listing may be long: a request tells of 1,000
+
+
 def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
     """Return the state of each output: size and modification time or etag; None if it does not exist.
 
@@ -242,8 +247,43 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
         else:
             filesystem(uri)[0].invalidate_cache()
             remote.append(uri)
-    where = remote[0] if remote else ""
-    return found | dict(zip(remote, parallel_map(_remote_stat, remote, where), strict=True))
+    folders: dict[str, list[str]] = {}
+    for uri in remote:
+        folders.setdefault(uri.rpartition("/")[0], []).append(uri)
+    for folder, uris in folders.items():
+        if len(uris) >= _FEWEST_LISTED:
+            found |= _listed_stats(folder, uris)
+    asked = [uri for uri in remote if uri not in found]
+    where = asked[0] if asked else ""
+    return found | dict(zip(asked, parallel_map(_remote_stat, asked, where), strict=True))
+
+
+def _listed_stats(folder: str, uris: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """Return the state of outputs in a folder on S3, of a listing; nothing if it would be a long one."""
+    fs, path = filesystem(folder)
+    if not is_s3(fs) or fs.version_aware:
+        return {}
+    most = _OBJECTS_EACH * len(uris)
+    try:
+        objects = fs.find(path, detail=True, max_items=most)
+    except (FileNotFoundError, PermissionError):  # who may read them need not be allowed to list
+        return {}
+    finally:
+        fs.invalidate_cache()  # it keeps a listing that has a part, too
+    if len(objects) >= most:
+        return {}
+    files: dict[str, dict[str, Any]] = {}
+    for name, info in objects.items():
+        below, _, rest = name.removeprefix(f"{path}/").partition("/")
+        if rest:
+            within = files.setdefault(f"{path}/{below}", {})
+            within |= {} if "/" in rest else {rest: _mark(info)}
+    found: dict[str, dict[str, Any] | None] = {}
+    for uri in uris:
+        name = filesystem(uri)[1]
+        info = objects.get(name)
+        found[uri] = _mark(info) if info else {"files": files[name]} if name in files else None
+    return found
 
 
 def present_stats(asset: str, records: Mapping[str, ShardRecord]) -> dict[str, Mapping[str, Any]]:

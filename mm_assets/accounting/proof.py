@@ -282,6 +282,9 @@ _OVERHEAD_BYTES = 8192  # of any file of proofs
 _MERGED_UP_TO = 2  # times the size of what is added: each row is rewritten a logarithmic number of times
 
 
+Listed = list[tuple[int, str]]  # bytes and names of files
+
+
 class ProofStore:
     """Proofs below a storage root (folder or URL)."""
 
@@ -317,8 +320,8 @@ class ProofStore:
             for asset, names in previous.get("unmade", {}).items()
         }
         found = {}
-        for asset in self._assets():
-            files = self._files(asset, SCHEMA.names)
+        for asset, listed in self._listings().items():
+            files = self._files(asset, SCHEMA.names, listed)
             table = latest([SCHEMA.empty_table(), *(rows for _, rows in files.values())])
             gone = pc.is_in(table["partition"], pa.array(list(partitions), pa.string()))
             kept = table.filter(pc.invert(gone)).combine_chunks()
@@ -329,7 +332,8 @@ class ProofStore:
 
     def add(self, asset: str, proofs: Iterable[ShardProof]) -> None:
         """Keep proofs that are not kept yet, together with those of the smallest files."""
-        files = self._files(asset, _KEY)
+        listed = self._listed(asset)
+        files = self._files(asset, _KEY, listed)
         known = {row for _, rows in files.values() for row in zip(*rows.to_pydict().values(), strict=True)}
         latest_at = dict(sorted(known))
         new = [
@@ -338,7 +342,7 @@ class ProofStore:
             if (proof.partition, proof.examined_at) not in known
         ]
         # Files of earlier releases become one with the new ones; those that cannot be read go.
-        merged = {name for _, name in self._listed(asset) if name not in files or name.endswith(_EARLIER)}
+        merged = {name for _, name in listed if name not in files or name.endswith(_EARLIER)}
         if not new and not merged:
             return
         table = proof_table(new)
@@ -349,34 +353,37 @@ class ProofStore:
                     break
                 size += nbytes
                 merged.add(name)
-        tables = [rows for _, rows in self._files(asset, SCHEMA.names, merged).values()]
+        some = [entry for entry in listed if entry[1] in merged]
+        tables = [rows for _, rows in self._files(asset, SCHEMA.names, some).values()]
         self._replace(asset, latest([table, *tables]), merged)
 
     def roll_up(
         self,
-        asset: str,
-        examined: Sequence[ShardProof],
-        unmade: Sequence[str] | None = None,
-        unknown: Sequence[str] | None = None,
+        examined: Mapping[str, Sequence[ShardProof]],
+        unmade: Mapping[str, Sequence[str]] | None = None,
+        unknown: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, Any]:
         """Keep these proofs, bring the sums up to date, and return ``proof.json``.
 
         Args:
-            asset: the asset that they are proofs of.
-            examined: proofs made now.
-            unmade: shards that its source has but the asset lacks; None: the previous ones, without those
-                examined now.
-            unknown: files that belong to no shard; None: the previous ones.
+            examined: proofs made now, by asset.
+            unmade: shards that its source has but the asset lacks, by asset; of others the previous ones,
+                without those examined now.
+            unknown: files that belong to no shard, by asset; of others the previous ones.
         """
-        self.add(asset, examined)
+        for asset, proofs in examined.items():
+            self.add(asset, proofs)
         previous = self.summary()
-        keys = {proof.partition for proof in examined}
-        still_unmade = [key for key in previous.get("unmade", {}).get(asset, ()) if key not in keys]
-        all_unmade = {**previous.get("unmade", {}), asset: still_unmade if unmade is None else unmade}
-        all_unknown = previous.get("unknown_files", {}) | ({} if unknown is None else {asset: unknown})
+        all_unmade = dict(previous.get("unmade", {}))
+        for asset, proofs in examined.items():
+            keys = {proof.partition for proof in proofs}
+            all_unmade[asset] = [key for key in all_unmade.get(asset, ()) if key not in keys]
+        all_unmade |= unmade or {}
+        all_unknown = previous.get("unknown_files", {}) | (unknown or {})
         while True:
             # Until nothing has changed meanwhile: another run may be bringing them up to date.
-            found = {name: totals(self._table(name, _SUMMED)) for name in self._assets()}
+            listings = self._listings()
+            found = {name: totals(self._table(name, _SUMMED, listed)) for name, listed in listings.items()}
             summary = _summary(found, all_unmade, all_unknown)
             if summary == previous:
                 return summary
@@ -392,20 +399,18 @@ class ProofStore:
             return {}
         return summary if summary.get("format") == _SUMMARY_FORMAT else {}
 
-    def _table(self, asset: str, columns: Sequence[str]) -> pa.Table:
+    def _table(self, asset: str, columns: Sequence[str], listed: Listed | None = None) -> pa.Table:
         """Return columns of the latest proof of each shard of an asset."""
+        files = self._files(asset, columns, self._listed(asset) if listed is None else listed)
         empty = SCHEMA.empty_table().select(columns)
-        return latest([empty, *(rows for _, rows in self._files(asset, columns).values())])
+        return latest([empty, *(rows for _, rows in files.values())])
 
-    def _files(
-        self, asset: str, columns: Sequence[str], names: Collection[str] | None = None
-    ) -> dict[str, tuple[int, pa.Table]]:
-        """Return bytes and columns of the files with proofs, the smallest first; None: of all of them.
+    def _files(self, asset: str, columns: Sequence[str], listed: Listed) -> dict[str, tuple[int, pa.Table]]:
+        """Return bytes and columns of these files with proofs.
 
         One that is not as it was written counts as none.
         """
         folder = join(self._folder, partition_filename(asset))
-        listed = [entry for entry in self._listed(asset) if names is None or entry[1] in names]
 
         def read(entry: tuple[int, str]) -> pa.Table | None:
             data = read_bytes(join(folder, entry[1]), self._options)
@@ -414,11 +419,24 @@ class ProofStore:
         found = zip(listed, parallel_map(read, listed, folder), strict=True)
         return {name: (size, rows) for (size, name), rows in found if rows is not None}
 
-    def _listed(self, asset: str) -> list[tuple[int, str]]:
-        """Return bytes and names of the files with proofs, the smallest first; hidden files are temporary."""
+    def _listed(self, asset: str) -> Listed:
+        """Return bytes and names of the files with proofs, the smallest first."""
         found = files_in(join(self._folder, partition_filename(asset)), self._options)
-        named = [(file.size, name) for name, file in found.items() if name.endswith((_SUFFIX, _EARLIER))]
-        return sorted(entry for entry in named if not entry[1].startswith("."))
+        return _with_proofs((file.size, name) for name, file in found.items())
+
+    def _listings(self) -> dict[str, Listed]:
+        """Return `_listed` of each asset that has proofs; their names need no escaping."""
+        if not is_remote(self._folder):
+            names = os.listdir(self._path) if os.path.isdir(self._path) else []
+            # Files and hidden ones have a dot.
+            return {name: self._listed(name) for name in sorted(names) if "." not in name}
+        self._fs.invalidate_cache()
+        found: dict[str, list[tuple[int, str]]] = {}
+        for path, info in self._fs.find(self._path, detail=True).items():
+            *_, folder, asset, name = f"/{path}".split("/")
+            if folder == "proof" and "." not in asset:
+                found.setdefault(asset, []).append((int(info["size"]), name))
+        return {asset: _with_proofs(found[asset]) for asset in sorted(found)}
 
     def _replace(self, asset: str, table: pa.Table, files: Iterable[str]) -> None:
         """Publish a table of proofs in the place of some files."""
@@ -431,24 +449,17 @@ class ProofStore:
         if any(name.endswith(_EARLIER) for name in replaced):  # which had a table of them, too
             remove(f"{folder}{_SUFFIX}", self._options)
 
-    def _assets(self) -> list[str]:
-        """Return the assets that have proofs; their names need no escaping."""
-        try:
-            if is_remote(self._folder):
-                self._fs.invalidate_cache(self._path)
-                paths = [str(path).rstrip("/") for path in self._fs.ls(self._path, detail=False)]
-            else:
-                paths = os.listdir(self._path)
-        except FileNotFoundError:
-            return []
-        names = [path.rpartition("/")[2] for path in paths]
-        return sorted(name for name in names if "." not in name)  # files and hidden ones have a dot
-
     def _publish_summary(self, summary: Mapping[str, Any]) -> None:
         # Not synced to disk: an empty file counts as none.
         uri, data = join(self._folder, SUMMARY), seal(summary)
         if is_remote(uri) or read_bytes(uri, self._options) != data:
             publish_bytes(uri, data, self._options)
+
+
+def _with_proofs(files: Iterable[tuple[int, str]]) -> Listed:
+    """Return those of some files that have proofs, the smallest first; hidden files are temporary."""
+    named = [entry for entry in files if entry[1].endswith((_SUFFIX, _EARLIER))]
+    return sorted(entry for entry in named if not entry[1].startswith("."))
 
 
 def _after(proof: ShardProof, latest_at: str) -> ShardProof:

@@ -30,7 +30,7 @@ from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.model.errors import FETCH_FAILED, Fault
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.storage.errors import is_store_failure
-from mm_assets.storage.files import StorageOptions, exists, join, open_binary, remove, size_of, staged
+from mm_assets.storage.files import StorageOptions, join, open_binary, remove, size_of, staged
 
 Item = TypeVar("Item")
 
@@ -376,10 +376,10 @@ def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[t
     The keys stay the same when a repaired file has other offsets. A damaged file is logged and counts as
     none: it is made again from the ledger.
     """
-    if not exists(uri, options):
-        return frozenset()
     try:
         return names_of(read_small_table(uri, _KEY_COLUMNS, options))
+    except FileNotFoundError:
+        return frozenset()
     except UnreadableFile as error:
         log.warning("%s; it is made again", error)
         return frozenset()

@@ -135,20 +135,23 @@ class Prover(dg.ConfigurableResource[Any]):
             store.add(asset, proofs)
             raise
         if request.is_whole:
-            store.roll_up(asset, proofs, Evidence(self.root).unmade(asset), self.unknown_files(asset))
+            unmade, unknown = Evidence(self.root).unmade(asset), self.unknown_files(asset)
+            store.roll_up({asset: proofs}, {asset: unmade}, {asset: unknown})
         else:
-            store.roll_up(asset, proofs)
+            store.roll_up({asset: proofs})
 
-    def proven(self, asset: str, records: Mapping[str, ShardRecord]) -> set[str]:
-        """Return the shards, of those with these records, that were proven as they are now.
+    def proven(self, records: Mapping[str, Mapping[str, ShardRecord]]) -> dict[str, set[str]]:
+        """Return the shards by asset, of those with these records, that were proven as they are now.
 
         `proof.json` is brought up to date with their proofs.
         """
-        table = accounted_format(BY_ASSET[asset].kind).table
-        suspects = self._suspects(table, records) if table is not None else {}
-        standing = self._standing(asset, records, present_stats(asset, records), suspects)
-        ProofStore(self.root).roll_up(asset, list(standing.values()))
-        return set(standing)
+        standing = {}
+        for asset, of_asset in records.items():
+            table = accounted_format(BY_ASSET[asset].kind).table
+            suspects = self._suspects(table, of_asset) if table is not None else {}
+            standing[asset] = self._standing(asset, of_asset, present_stats(asset, of_asset), suspects)
+        ProofStore(self.root).roll_up({asset: list(proofs.values()) for asset, proofs in standing.items()})
+        return {asset: set(proofs) for asset, proofs in standing.items()}
 
     def unknown_files(self, asset: str) -> list[str]:
         """Return the files in the output's folder that belong to no recorded shard."""

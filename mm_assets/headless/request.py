@@ -318,8 +318,8 @@ def _up_to_date_records(
         return None
     for asset in due.by_asset:
         _manager(graph, resources, asset).repair_derived()
-    proven = all(len(prover.proven(name, found[name])) == len(listing) for name in found if name in BY_ASSET)
-    return found if proven else None
+    proven = prover.proven({name: records for name, records in found.items() if name in BY_ASSET})
+    return found if all(len(keys) == len(listing) for keys in proven.values()) else None
 
 
 def _passes_checks(asset: dg.AssetsDefinition, key: dg.AssetKey, records: Iterable[ShardRecord]) -> bool:

@@ -40,6 +40,7 @@ PART_BYTES = 8 << 20
 _PARTS_AHEAD = 3  # with the one that is being read 32 MiB, with the range given to the caller a little more
 _LEAST_BYTES = 1 << 20  # takes a store hardly longer than a few bytes
 _RANGES_KEPT = 4
+_READ_FROM_END = (".parquet", ".arrow")  # where their footers are
 
 
 class _Range(NamedTuple):
@@ -64,7 +65,9 @@ class ReadAhead(BaseCache):
 
     name: ClassVar[str] = "mm_assets_read_ahead"
 
-    def __init__(self, blocksize: int, fetcher: Callable[[int, int], bytes], size: int) -> None:
+    def __init__(
+        self, blocksize: int, fetcher: Callable[[int, int], bytes], size: int, known: _Range | None = None
+    ) -> None:
         super().__init__(blocksize, fetcher, size)
         self._least = min(_LEAST_BYTES, blocksize)
         self._lock = threading.Lock()
@@ -73,7 +76,7 @@ class ReadAhead(BaseCache):
         self._run = self._position = 0  # where reading without a gap began, and where it is
         self._part = _Range(0, b"")  # the one that a sequential reader works on
         self._ahead: deque[tuple[int, Future[bytes]]] = deque()  # the parts behind it, by their start
-        self._small: deque[_Range] = deque(maxlen=_RANGES_KEPT)
+        self._small: deque[_Range] = deque([] if known is None else [known], maxlen=_RANGES_KEPT)
 
     def _fetch(self, start: int | None, stop: int | None) -> bytes:
         start, stop = start or 0, self.size if stop is None else min(stop, self.size)
@@ -245,6 +248,11 @@ def _s3(url: str, options: StorageOptions) -> tuple[fsspec.AbstractFileSystem, s
     return S3FileSystem(**arguments), str(S3FileSystem._strip_protocol(url))
 
 
+def is_s3(fs: fsspec.AbstractFileSystem) -> bool:
+    """Return whether it is an `S3FileSystem`, without importing its client."""
+    return isinstance(fs.protocol, tuple) and "s3" in fs.protocol
+
+
 def whole_url(location: str) -> str:
     """Return a location as it is.
 
@@ -309,8 +317,13 @@ def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
         return open(regular_file(uri), "rb")
     fs, path = filesystem(uri, options)
     # Files within files have caches of their own.
-    arguments = {} if "::" in uri else {"cache_type": ReadAhead.name}
+    arguments: dict[str, Any] = {} if "::" in uri else {"cache_type": ReadAhead.name}
     with located(uri):
+        if arguments and is_s3(fs):  # a request for the bytes where a reader begins tells the size, too
+            is_last = uri.lower().endswith(_READ_FROM_END)
+            if (found := fs.read_one_end(path, _LEAST_BYTES, is_last)) is not None:
+                details, start, data = found
+                arguments |= {"details": details, "cache_options": {"known": _Range(start, data)}}
         return fs.open(path, "rb", block_size=PART_BYTES, **arguments)
 
 
@@ -486,7 +499,7 @@ def put(file: str, uri: str, options: StorageOptions | None = None) -> None:
     """Copy a local file to a URL, where it appears as a whole; a large one in several parts at once."""
     fs, path = filesystem(uri, options)
     with located(uri):
-        if isinstance(fs.protocol, tuple) and "s3" in fs.protocol:
+        if is_s3(fs):
             # By default s3fs holds up to ten parts of 50 MB in memory.
             part = max(PART_BYTES, -(-os.path.getsize(file) // _MOST_PARTS))
             fs.put_file(file, path, chunksize=part, max_concurrency=_PARTS_AT_ONCE)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -22,7 +23,7 @@ from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync_wrapper
-from s3fs.core import S3_RETRYABLE_ERRORS
+from s3fs.core import S3_RETRYABLE_ERRORS, _error_wrapper
 from s3fs.errors import translate_boto_error
 
 from mm_assets.storage.errors import attempts, is_passing_code, note_request, pause
@@ -30,6 +31,8 @@ from mm_assets.storage.errors import attempts, is_passing_code, note_request, pa
 _NO_ANSWER = (*S3_RETRYABLE_ERRORS, HTTPClientError, NoConnection, ResponseParserError, ConnectionError)
 # After such a request failed, its upload is gone because it was carried out: only the answer was lost.
 _ENDING_AN_UPLOAD = ("complete_multipart_upload", "abort_multipart_upload")
+_NO_RANGE = ("InvalidRange", "416")  # an empty object has none
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 # The variables that name them -> where they lie otherwise.
 _CONFIGURATION_FILES = {
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
@@ -118,6 +121,48 @@ class S3FileSystem(s3fs.S3FileSystem):
         with suppress(PermissionError):
             for upload in begun:
                 self.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload["UploadId"])
+
+    async def _read_one_end(
+        self, path: str, nbytes: int, is_last: bool
+    ) -> tuple[dict[str, Any], int, bytes] | None:
+        """Return what `info` does of an object, and its first or last bytes behind their place.
+
+        None if it is empty, or its version is to be asked for first.
+        """
+        bucket, key, _ = self.split_path(path)
+        if not key or self.version_aware:
+            return None
+        ends = f"bytes=-{nbytes}" if is_last else f"bytes=0-{nbytes - 1}"
+
+        async def answer_and_bytes() -> tuple[dict[str, Any], bytes]:
+            answer = await self._call_s3("get_object", Bucket=bucket, Key=key, Range=ends)
+            return answer, await answer["Body"].read()
+
+        try:
+            answer, data = await _error_wrapper(answer_and_bytes, retries=self.retries)
+        except OSError as error:
+            refusal = error.__cause__
+            if isinstance(refusal, ClientError) and refusal.response["Error"].get("Code") in _NO_RANGE:
+                return None
+            raise
+        place = _RANGE.fullmatch(answer.get("ContentRange", ""))
+        start, size = (int(place[1]), int(place[2])) if place else (0, len(data))
+        told = {name: answer.get(name) for name in ("ETag", "LastModified", "VersionId", "ContentType")}
+        return {"name": path, "size": size, "type": "file", **told}, start, data
+
+    read_one_end = sync_wrapper(_read_one_end)
+
+    def _open(
+        self, path: str, mode: str = "rb", *, details: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """Open an object; ``details`` are the `info` of it, if they are known."""
+        if details is None:
+            return super()._open(path, mode, **kwargs)
+        file = super()._open(path, mode, size=details["size"], **kwargs)
+        file.details = details
+        if details["ETag"] and not self.local_expiry_check:
+            file.read_kw = {**file.read_kw, "IfMatch": details["ETag"]}  # as where s3fs asks for them
+        return file
 
     async def _isfile(self, path: str) -> bool:
         try:

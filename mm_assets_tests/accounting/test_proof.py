@@ -67,7 +67,7 @@ def test_the_last_proof_of_a_shard_counts_whatever_file_it_is_in_and_whatever_th
         assert proofs.read("a", ["0007"])["0007"].derived["rows"] == rows
     assert len(segments(tmp_path)) == 2  # small ones were merged, the large one was left
     assert len(proofs.partitions("a")) == 3000
-    assert proofs.roll_up("a", [])["assets"]["a"]["rows"] == 3 * 2999 + 12
+    assert proofs.roll_up({"a": []})["assets"]["a"]["rows"] == 3 * 2999 + 12
 
 
 def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def written(root: Path, *proofs: ShardProof) -> ProofStore:
     """A store with these proofs and their sums."""
     store = ProofStore(str(root))
     for one in proofs:
-        store.roll_up(one.asset, [one])
+        store.roll_up({one.asset: [one]})
     return store
 
 
 def test_sums_are_over_all_shards_whichever_were_examined_last(tmp_path: Path) -> None:
     names = enumerate(("p", "q", "r"), 1)
     proofs = written(tmp_path, *(proof(partition=name, digest=(1 << 127) + n) for n, name in names))
-    proofs.roll_up("a", [proof(partition="q", rows=4, digest=9, examined_at="later")])
+    proofs.roll_up({"a": [proof(partition="q", rows=4, digest=9, examined_at="later")]})
     total = summary(tmp_path)["assets"]["a"]
     assert (total["shards"], total["rows"], total["lost_rows"]) == (3, 10, 6)
     assert int(total["digest"], 16) == 1 + 3 + 9
@@ -122,20 +122,20 @@ def test_one_difference_makes_all_unequal_and_is_told(tmp_path: Path) -> None:
 
 def test_what_is_known_of_an_asset_outlasts_the_proofs_of_another(tmp_path: Path) -> None:
     proofs = written(tmp_path, proof("a"), proof("b"))
-    proofs.roll_up("a", [], unmade=["m", "n"], unknown=["stray.parquet"])
-    proofs.roll_up("b", [], unmade=["o"])
-    told = proofs.roll_up("a", [proof(partition="m")])
+    proofs.roll_up({"a": []}, unmade={"a": ["m", "n"]}, unknown={"a": ["stray.parquet"]})
+    proofs.roll_up({"b": []}, unmade={"b": ["o"]})
+    told = proofs.roll_up({"a": [proof(partition="m")]})
     assert (told["unmade"], told["unknown_files"]) == ({"a": ["n"], "b": ["o"]}, {"a": ["stray.parquet"]})
     assert told["is_equal"] is False
 
 
 def test_a_lost_or_torn_summary_is_made_again_from_the_proofs(tmp_path: Path) -> None:
     proofs = ProofStore(str(tmp_path))
-    whole = proofs.roll_up("a", [proof(partition=name) for name in ("p", "q")])
+    whole = proofs.roll_up({"a": [proof(partition=name) for name in ("p", "q")]})
     assert whole["assets"]["a"]["shards"] == 2
     for content in ("", "[]", json.dumps({**whole, "assets": {}})):
         (tmp_path / "proof" / "proof.json").write_text(content)
-        assert proofs.roll_up("b", []) == whole
+        assert proofs.roll_up({"b": []}) == whole
         assert summary(tmp_path) == whole
 
 
@@ -166,7 +166,7 @@ def test_proofs_in_a_changed_file_are_not_believed(tmp_path: Path, change: Calla
     before, sums = path.read_bytes(), summary(tmp_path)
     change(path)
     assert (proofs.read("a", "pqr"), proofs.partitions("a")) == ({}, [])
-    assert proofs.roll_up("a", [proof(partition=name, problems=("x",)) for name in "pqr"]) == sums
+    assert proofs.roll_up({"a": [proof(partition=name, problems=("x",)) for name in "pqr"]}) == sums
     assert [(path.name, path.read_bytes()) for path in segments(tmp_path)] == [(path.name, before)]
 
 
@@ -181,7 +181,7 @@ def test_proofs_of_an_earlier_release_are_read_and_become_one_file(tmp_path: Pat
     (tmp_path / "proof" / "a.parquet").write_bytes(b"a table")
     proofs = ProofStore(str(tmp_path))
     assert proofs.read("a", "pqrs") == {one.partition: one for one in known}
-    assert proofs.roll_up("a", known)["assets"]["a"]["shards"] == 3
+    assert proofs.roll_up({"a": known})["assets"]["a"]["shards"] == 3
     assert [path.suffix for path in segments(tmp_path)] == [".parquet"]
     assert not (tmp_path / "proof" / "a.parquet").exists()
     assert proofs.read("a", "pqrs") == {one.partition: one for one in known}
@@ -189,7 +189,7 @@ def test_proofs_of_an_earlier_release_are_read_and_become_one_file(tmp_path: Pat
 
 def test_retired_shards_leave_tables_and_sums(tmp_path: Path) -> None:
     proofs = written(tmp_path, *(proof(asset, name) for asset in "ab" for name in "pqr"))
-    proofs.roll_up("b", [], unmade=["q", "z"])
+    proofs.roll_up({"b": []}, unmade={"b": ["q", "z"]})
     proofs.drop({"q"})
     told = summary(tmp_path)
     assert {asset: total["rows"] for asset, total in told["assets"].items()} == {"a": 6, "b": 6}
@@ -209,7 +209,7 @@ def test_what_another_run_has_proven_meanwhile_is_not_lost(tmp_path: Path) -> No
         publish(told)
 
     slow._publish_summary = publish_late  # type: ignore[method-assign,assignment]
-    slow.roll_up("y", [proof("y", "new")])
+    slow.roll_up({"y": [proof("y", "new")]})
     told = summary(tmp_path)
     assert told["is_equal"] is False
     assert told["assets"]["x"]["problems"] == {"damaged": ["gone"]}
@@ -232,5 +232,5 @@ def test_two_that_merge_at_once_lose_no_proof(tmp_path: Path) -> None:
 def test_known_proofs_write_nothing(tmp_path: Path) -> None:
     proofs = written(tmp_path, proof(partition="p"))
     before = {path: path.stat().st_ino for path in (tmp_path / "proof").rglob("*")}
-    proofs.roll_up("a", [proof(partition="p")])
+    proofs.roll_up({"a": [proof(partition="p")]})
     assert {path: path.stat().st_ino for path in (tmp_path / "proof").rglob("*")} == before

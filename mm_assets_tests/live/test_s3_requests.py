@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.accounting import stat_outputs
 from mm_assets.formats.materialize import open_fetcher
-from mm_assets.formats.parquet import column_chunks
+from mm_assets.formats.parquet import column_chunks, open_parquet
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
     exists,
@@ -77,7 +79,8 @@ def behind_proxy(s3: S3Server) -> Iterator[Place]:
     for name in ("a.tar", "b.tar", "deep/c.tar", "deep/deeper/d.tar"):
         s3.filesystem().pipe_file(f"{bucket}/in/{name}", CONTENT)
     table = pa.BufferOutputStream()
-    pq.write_table(pa.table({"n": NUMBERS, "blob": [CONTENT] * len(NUMBERS)}), table)
+    rows = pa.table({"n": NUMBERS, "blob": [CONTENT] * len(NUMBERS)})
+    pq.write_table(rows, table, row_group_size=2)  # of several row groups the ranges are fetched at once
     s3.filesystem().pipe_file(f"{bucket}/table.parquet", table.getvalue().to_pybytes())
     with faulty_proxy(s3.endpoint) as proxy:
         options = {
@@ -104,7 +107,7 @@ def _range(place: Place) -> bytes:
 
 def _column(place: Place) -> list[int]:
     url = f"{place.url.removesuffix('/in')}/table.parquet"
-    file: Any = None  # only that of a local file is looked at
+    file = open_parquet(url, url, place.options, {})
     return [n for chunk in column_chunks(url, file, url, "n", place.options) for n in chunk.to_pylist()]
 
 
@@ -221,3 +224,73 @@ def test_a_folder_is_found_writable_without_a_trace(place: Place) -> None:
     assert place.fs.find(place.url) == before
     uploads = place.fs.call_s3("list_multipart_uploads", Bucket=place.url.split("/")[2])
     assert not uploads.get("Uploads")
+
+
+def test_a_file_is_opened_and_its_end_read_in_one_request(place: Place) -> None:
+    publish_bytes(f"{place.url}/small.parquet", CONTENT[:1000], place.options)
+    place.proxy.reset()
+    with open_binary(f"{place.url}/small.parquet", place.options) as file:
+        file.seek(-10, os.SEEK_END)
+        assert (file.read(), file.seek(0), file.read()) == (CONTENT[990:1000], 0, CONTENT[:1000])
+    assert place.proxy.requests == {"GET": 1}
+
+
+@pytest.mark.parametrize("name", ["whole", "whole.arrow"])
+def test_a_file_longer_than_what_its_opening_asks_for(place: Place, name: str) -> None:
+    publish_bytes(f"{place.url}/{name}", CONTENT, place.options)
+    with open_binary(f"{place.url}/{name}", place.options) as file:
+        assert (file.seek(0, os.SEEK_END), file.seek(1), file.read()) == (len(CONTENT), 1, CONTENT[1:])
+
+
+def test_an_empty_file_and_none(place: Place) -> None:
+    publish_bytes(f"{place.url}/empty.parquet", b"", place.options)
+    with open_binary(f"{place.url}/empty.parquet", place.options) as file:
+        assert file.read() == b""
+    for name in ("none.parquet", "deep"):  # one is a folder
+        with pytest.raises(FileNotFoundError):
+            open_binary(f"{place.url}/{name}", place.options)
+
+
+def test_an_object_that_is_replaced_while_it_is_open(place: Place) -> None:
+    publish_bytes(f"{place.url}/replaced", CONTENT, place.options)
+    with open_binary(f"{place.url}/replaced", place.options) as file:
+        assert file.read(10) == CONTENT[:10]
+        publish_bytes(f"{place.url}/replaced", CONTENT[::-1], place.options)
+        file.seek(2 << 20)
+        with pytest.raises(OSError, match="no longer exists"):
+            file.read(10)
+
+
+@pytest.fixture
+def by_settings(place: Place, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The place, for those who pass no options."""
+    for name, value in {**s3.env, "AWS_ENDPOINT_URL": place.proxy.endpoint}.items():
+        monkeypatch.setenv(name, value)
+    return place
+
+
+def test_many_outputs_are_looked_up_in_one_request(by_settings: Place) -> None:
+    place = by_settings
+    uris = [f"{place.url}/many/{number}" for number in range(10)]
+    for number, uri in enumerate(uris[:8]):
+        for below in ("/x", "/deep/y") if number < 4 else ("",):
+            publish_bytes(f"{uri}{below}", uri.encode())
+    publish_bytes(f"{uris[8]}/deep/only", b"")
+    alone = {uri: stat_outputs([uri])[uri] for uri in uris}
+    assert (alone[uris[8]], alone[uris[9]]) == ({"files": {}}, None)
+    place.proxy.reset()
+    assert stat_outputs(uris) == alone
+    assert place.proxy.requests == {"LIST": 1}
+    nothing = [f"{place.url}/nothing/{number}" for number in range(8)]
+    assert set(stat_outputs(nothing).values()) == {None}
+
+
+def test_few_outputs_of_a_large_folder_are_not_looked_up_in_its_listing(by_settings: Place) -> None:
+    place = by_settings
+    with ThreadPoolExecutor(16) as threads:
+        names = [f"{place.url}/large/{number:04}" for number in range(300)]
+        list(threads.map(lambda name: publish_bytes(name, name.encode()), names))
+    place.proxy.reset()
+    found = stat_outputs(names[-8:])
+    assert [stat and stat["size"] for stat in found.values()] == [len(names[0])] * 8
+    assert place.proxy.requests == {"LIST": 1, "HEAD": 8}

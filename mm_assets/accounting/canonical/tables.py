@@ -100,7 +100,7 @@ def parquet_parts(
             yield RowPart(pa.Table.from_batches([], schema))
             written = WrittenOut(
                 file,
-                size_of(uri, options),
+                lambda: size_of(uri, options),
                 uri,
                 lambda names: open_checked(source, metadata=file.metadata, read_dictionary=names),
             )
@@ -163,7 +163,7 @@ class CuratedImages:
             self._file = stack.enter_context(open_checked(source, **arguments))
             written = WrittenOut(
                 self._file,
-                size_of(self._place, options),
+                lambda: size_of(self._place, options),
                 self._place,
                 lambda names: open_checked(source, metadata=self._file.metadata, read_dictionary=names),
             )

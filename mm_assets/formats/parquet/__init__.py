@@ -256,7 +256,7 @@ def column_chunks(
     Raises:
         ShardError: as `checked`.
     """
-    if not is_remote(uri):
+    if not is_remote(uri) or file.metadata.num_row_groups == 1:
         return checked(lambda: file.read([column], use_threads=False), name, file).column(0).chunks
     # Fetches the ranges of the column at once, without the images between them.
     fs, path = filesystem(uri, options)

@@ -62,14 +62,14 @@ class WrittenOut:
 
     Args:
         file: the open file.
-        size: its bytes.
+        size: asks for its bytes, of which a small file needs no knowledge.
         name: the file in messages.
         reopen: opens it again.
     """
 
-    def __init__(self, file: pq.ParquetFile, size: int, name: str, reopen: Reopen) -> None:
-        self._file, self._name, self._reopen = file, name, reopen
-        self._limit = unpacked_limit(size)
+    def __init__(self, file: pq.ParquetFile, size: Callable[[], int], name: str, reopen: Reopen) -> None:
+        self._file, self._size, self._name, self._reopen = file, size, name, reopen
+        self._limit = unpacked_limit(0)
         self._nbytes: Counter[str] = Counter()  # by column
         self._sizes = RowSizes(file.metadata, name, reopen)
         leaves = range(len(file.schema))
@@ -91,7 +91,7 @@ class WrittenOut:
             chunk, column = self._file.metadata.row_group(group).column(leaf), self._file.schema.column(leaf)
             if column.path.partition(".")[0] not in columns or not _has_dictionary(chunk):
                 continue
-            if chunk.total_uncompressed_size > self._limit:
+            if self._is_beyond(chunk.total_uncompressed_size):
                 self._refuse(column.path, *[chunk.total_uncompressed_size] * 2)
             if chunk.num_values * chunk.total_uncompressed_size <= _HELD:
                 continue
@@ -113,8 +113,14 @@ class WrittenOut:
             self._nbytes[name] += (
                 int(row_bytes(pa.table({name: column})).sum()) if is_dictionary else column.nbytes
             )
-        if self._nbytes.total() > self._limit:
+        if self._is_beyond(self._nbytes.total()):
             self._refuse(*self._nbytes.most_common(1)[0], self._nbytes.total())
+
+    def _is_beyond(self, nbytes: int) -> bool:
+        """Return whether it is more than the file's size warrants."""
+        if nbytes > self._limit == unpacked_limit(0):
+            self._limit = unpacked_limit(self._size())
+        return nbytes > self._limit
 
     def _longest(self, group: int, path: str) -> int:
         """Return the bytes of the longest dictionary value of a flat column; only its first page is read."""
@@ -300,7 +306,7 @@ class DocumentFile:
             at: most_images for at in leaf_indices if most_images is not None and self._leaves[at] in blobs
         }
         first = 0
-        written = WrittenOut(self._file, self.nbytes, self.name, self._reopen)
+        written = WrittenOut(self._file, lambda: self.nbytes, self.name, self._reopen)
         for group in range(self._file.metadata.num_row_groups):
             mean, largest = self._sizes.of(group, leaf_indices, most_values)
             rows = min(rows_within(nbytes, mean), rows_within(_MAX_OVERSHOOT * nbytes, largest))

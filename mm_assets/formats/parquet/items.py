@@ -161,9 +161,12 @@ class ReferencedImages:
             file = self._open()
         except FileNotFoundError as error:
             raise ShardError(f"{self._name}: its images lie in {self._place}: no such file") from error
-        names, size = [*_KEY_COLUMNS, BLOBS], size_of(self._place, self._options)
+        names = [*_KEY_COLUMNS, BLOBS]
         written = WrittenOut(
-            file, size, self._place, lambda n: self._open(metadata=file.metadata, read_dictionary=n)
+            file,
+            lambda: size_of(self._place, self._options),
+            self._place,
+            lambda n: self._open(metadata=file.metadata, read_dictionary=n),
         )
         unfolds = any(written.rows(group, names) is not None for group in range(file.num_row_groups))
         if unfolds or refers(file) or not {*names} <= {*file.schema_arrow.names}:
@@ -310,12 +313,8 @@ class ParquetSource(FileSource):
             ids = [chunk for table in self._slices(["sample_id"], None) for chunk in table.column(0).chunks]
         return SampleSpans.of(ids)
 
-    @cached_property
-    def _size(self) -> int:
-        return size_of(self.uri, self._options)
-
     def _written_out(self) -> WrittenOut:
-        return WrittenOut(self._file, self._size, self._name, self._reopened)
+        return WrittenOut(self._file, lambda: size_of(self.uri, self._options), self._name, self._reopened)
 
     def _reopened(self, dictionaries: list[str]) -> pq.ParquetFile:
         opening = {"metadata": self._file.metadata, "read_dictionary": dictionaries}
