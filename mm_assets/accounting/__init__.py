@@ -22,14 +22,12 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from stat import S_ISDIR
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from fsspec import AbstractFileSystem
 
 from mm_assets.formats.arrow_cache import digest_of
 from mm_assets.formats.names import Format, format_of, partition_filename
@@ -42,14 +40,12 @@ from mm_assets.storage.files import (
     StorageOptions,
     filesystem,
     is_remote,
-    is_s3,
     join,
-    local_path,
     open_binary,
     remove,
 )
 from mm_assets.storage.listing import LEDGER_BESIDE
-from mm_assets.storage.stamps import existing_files, mark_of, parallel_map
+from mm_assets.storage.stamps import existing_files, parallel_map, stat_outputs
 
 
 def stated_partitions(folder: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
@@ -230,62 +226,6 @@ def account_folders(root: str, asset: str) -> list[str]:
     ]
 
 
-_FEWEST_LISTED = 8  # outputs in a folder
-_OBJECTS_EACH = 30  # that a listing may be long: a request tells of 1,000
-
-
-def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
-    """Return the state of each output: size and modification time or etag; None if it does not exist.
-
-    For a folder it is the state of each file in it.
-    """
-    found: dict[str, dict[str, Any] | None] = {}
-    remote: list[str] = []
-    for uri in uris:
-        if not is_remote(uri):
-            found[uri] = _local_stat(local_path(uri))
-        else:
-            filesystem(uri)[0].invalidate_cache()
-            remote.append(uri)
-    folders: dict[str, list[str]] = {}
-    for uri in remote:
-        folders.setdefault(uri.rpartition("/")[0], []).append(uri)
-    for folder, uris in folders.items():
-        if len(uris) >= _FEWEST_LISTED:
-            found |= _listed_stats(folder, uris)
-    asked = [uri for uri in remote if uri not in found]
-    where = asked[0] if asked else ""
-    return found | dict(zip(asked, parallel_map(_remote_stat, asked, where), strict=True))
-
-
-def _listed_stats(folder: str, uris: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-    """Return the state of outputs in a folder on S3, of a listing; nothing if it would be a long one."""
-    fs, path = filesystem(folder)
-    if not is_s3(fs) or fs.version_aware:
-        return {}
-    most = _OBJECTS_EACH * len(uris)
-    try:
-        objects = fs.find(path, detail=True, max_items=most)
-    except (FileNotFoundError, PermissionError):  # who may read them need not be allowed to list
-        return {}
-    finally:
-        fs.invalidate_cache()  # it keeps a listing that has a part, too
-    if len(objects) >= most:
-        return {}
-    files: dict[str, dict[str, Any]] = {}
-    for name, info in objects.items():
-        below, _, rest = name.removeprefix(f"{path}/").partition("/")
-        if rest:
-            within = files.setdefault(f"{path}/{below}", {})
-            within |= {} if "/" in rest else {rest: _mark(info)}
-    found: dict[str, dict[str, Any] | None] = {}
-    for uri in uris:
-        name = filesystem(uri)[1]
-        info = objects.get(name)
-        found[uri] = _mark(info) if info else {"files": files[name]} if name in files else None
-    return found
-
-
 def present_stats(asset: str, records: Mapping[str, ShardRecord]) -> dict[str, Mapping[str, Any]]:
     """Return the present state of the output of each shard that has one, and of images that it refers to."""
     if BY_ASSET[asset].format.is_table:
@@ -295,45 +235,6 @@ def present_stats(asset: str, records: Mapping[str, ShardRecord]) -> dict[str, M
     found = stat_outputs({*(record.uri for record in records.values() if record.uri), *images.values()})
     stats = {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
     return stats | {key: {**stats[key], "images": found.get(images[key])} for key in images if key in stats}
-
-
-def _local_stat(path: str) -> dict[str, Any] | None:
-    try:
-        stat = os.stat(path)
-    except FileNotFoundError:
-        return None
-    if S_ISDIR(stat.st_mode):
-        files = sorted(
-            (entry.name, entry.stat())
-            for entry in os.scandir(path)
-            if entry.is_file() and not entry.name.startswith(".")
-        )
-        return {
-            "files": {name: {"size": found.st_size, "mtime_ns": found.st_mtime_ns} for name, found in files}
-        }
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-
-
-def _remote_stat(uri: str) -> dict[str, Any] | None:
-    fs: AbstractFileSystem
-    fs, path = filesystem(uri)
-    try:
-        info = fs.info(path)
-    except FileNotFoundError:
-        return None
-    if info.get("type") == "directory":
-        return {
-            "files": {
-                str(file["name"]).rpartition("/")[2]: _mark(file)
-                for file in fs.ls(path, detail=True)
-                if file["type"] == "file"
-            }
-        }
-    return _mark(info)
-
-
-def _mark(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {"size": info.get("size"), "mark": str(mark_of(info))}
 
 
 FILES = "files"

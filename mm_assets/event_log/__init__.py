@@ -1,6 +1,7 @@
 """Event logs of Dagster that write many events in one transaction, on top of Dagster's own storage classes.
 
-Everything they write the stock classes can read. They are configured as ``event_log_storage`` in
+The stock classes can read what they write; in the log of a run on SQLite they find materializations without
+metadata, which the index has. They are configured as ``event_log_storage`` in
 ``dagster.yaml``. Without that, Dagster's own class works on the same databases.
 
 `WriteBuffer` keeps things that are written together, until enough have gathered or the first has waited

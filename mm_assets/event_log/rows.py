@@ -40,6 +40,7 @@ _PLAIN: dict[type, type] = {
     dg.BoolMetadataValue: bool,
     dg.TextMetadataValue: str,
 }
+_SCALARS = (str, int, float, bool, type(None))
 _ANY_COLUMN = TableColumnConstraints()
 _ANY_TABLE = TableConstraints(other=[])
 
@@ -148,14 +149,24 @@ def _pack_asset(key: dg.AssetKey) -> Packed:
     return {"__class__": "AssetKey", "path": list(key.path)}
 
 
+def _is_plain(data: Any) -> bool:
+    """Return whether JSON data are read as written: Dagster takes ``{"__class__": …}`` for an object."""
+    if type(data) is dict:
+        return all(
+            type(name) is str and not name.startswith("__") and _is_plain(value)
+            for name, value in data.items()
+        )
+    return all(map(_is_plain, data)) if type(data) is list else type(data) in _SCALARS
+
+
 def _pack_value(value: Any) -> Any:
     plain = _PLAIN.get(type(value))
     if plain is not None and type(value.value) is plain and getattr(value, "text", "") is not None:
         return value.value
     if type(value) is dg.MarkdownMetadataValue:
         return {"__class__": "MarkdownMetadataEntryData", "md_str": value.md_str}
-    if type(value) is dg.JsonMetadataValue and type(value.data) in (dict, list):
-        return pack_value(value.data) if value.data else value.data
+    if type(value) is dg.JsonMetadataValue and type(value.data) in (dict, list) and _is_plain(value.data):
+        return value.data
     if type(value) is dg.TableSchemaMetadataValue and value.schema.constraints == _ANY_TABLE:
         columns = [_pack_column(column) for column in value.schema.columns]
         return {
@@ -312,7 +323,7 @@ class EventRow:
     def _short_text(self) -> str:
         data = self._packed["dagster_event"]["event_specific_data"]
         made = data.get("materialization") if self.is_asset else None
-        if made is None or made["partition"] is None:
+        if made is None or not made["partition"]:
             return self.text
         short_data = {**data, "materialization": {**made, "metadata_entries": [], "tags": None}}
         event = {**self._packed["dagster_event"], "event_specific_data": short_data}
@@ -390,7 +401,7 @@ Place = tuple[str, str, float]  # of a materialization in a run: asset, partitio
 def short_place(event: EventLogEntry) -> Place | None:
     """Return which materialization an event of a run's own log is, if it may be one that says but that."""
     made = event.asset_materialization
-    if made is None or made.partition is None or made.metadata or made.tags:
+    if made is None or not made.partition or made.metadata or made.tags:
         return None
     return made.asset_key.to_string(), made.partition, event.timestamp
 

@@ -238,6 +238,14 @@ class _MadeInHome(MayHaveInstanceWeakref[dg.DagsterInstance]):
         return cls("", inst_data)  # type: ignore[call-arg]
 
 
+def _identity(file: str | None) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file or "")
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class AtomicSqliteRunStorage(_MadeInHome, SqliteRunStorage):
     """Dagster's SQLite run storage: the same database, made in one transaction.
 
@@ -248,11 +256,16 @@ class AtomicSqliteRunStorage(_MadeInHome, SqliteRunStorage):
 
     def __init__(self, conn_string: str, inst_data: ConfigurableClassData | None = None) -> None:
         self._engines = Engines(partial(db.create_engine, poolclass=QueuePool, pool_size=1, max_overflow=-1))
+        self._connected_to: tuple[int, int] | None = None
         super().__init__(conn_string, inst_data)
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
-        """Yield a connection, within one transaction."""
+        """Yield a connection, within one transaction, to the file that is there now."""
+        found = _identity(db.make_url(self._conn_string).database)
+        if found != self._connected_to:
+            self._engines.dispose()
+            self._connected_to = found
         with self._engines.get(self._conn_string).connect() as connection, connection.begin():
             yield connection
 

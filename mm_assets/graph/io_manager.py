@@ -27,12 +27,7 @@ import dagster as dg
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
-from mm_assets.accounting import (
-    BY_ASSET,
-    ShardRecord,
-    account_folders,
-    stat_outputs,
-)
+from mm_assets.accounting import BY_ASSET, ShardRecord, account_folders
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.filters.chain import VERDICTS
@@ -64,6 +59,7 @@ from mm_assets.pool.ray import RayPool
 from mm_assets.pool.workers import WorkerPool
 from mm_assets.storage.errors import error_line, readable_store_errors
 from mm_assets.storage.files import is_remote, local_path, sweep, sweep_output
+from mm_assets.storage.stamps import stat_outputs
 
 # Dagster copies a nested resource for every IO manager that has it. The copies of one run share a pool.
 _Key = tuple[str, int, str, str, float | None]

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -38,15 +38,15 @@ from mm_assets.training_set import Fields
 from mm_assets.training_set.plan import Recipe
 
 
-@cache
+@lru_cache(maxsize=64)
 def _schema_of(made: type[dg.Config], omitted: frozenset[str]) -> dg.Field:
     return infer_schema_from_config_class(made, fields_to_omit=set(omitted))
 
 
-def _schema(made: type[dg.Config], *, fields_to_omit: set[str], default: object = None) -> dg.Field:
-    if default:
-        return infer_schema_from_config_class(made, fields_to_omit=fields_to_omit, default=default)
-    return _schema_of(made, frozenset(fields_to_omit))
+def _schema(made: type[dg.Config], *details: Any, **more: Any) -> dg.Field:
+    if details or more.keys() != {"fields_to_omit"} or more["fields_to_omit"] is None:
+        return infer_schema_from_config_class(made, *details, **more)
+    return _schema_of(made, frozenset(more["fields_to_omit"]))
 
 
 # Dagster copies each resource five times in a run, and infers the schema of its class for each copy.

@@ -1,7 +1,7 @@
 """Stamps of files, and notes on the source of each partition: change detection without reading all bytes.
 
 A stamp is a short text that changes whenever a file's content does. It is made of what the file system tells,
-and of both ends of a local file.
+and of both ends of a local file. `stat_outputs` gives what the file system tells alone.
 
 Notes (`OriginNotes`) lie beside an output, to avoid replacing another dataset by mistake:
 
@@ -39,6 +39,7 @@ from mm_assets.storage.files import (
     exists,
     filesystem,
     is_remote,
+    is_s3,
     join,
     local_path,
     publish_bytes,
@@ -328,6 +329,99 @@ def _stamp_of(info: Mapping[str, Any]) -> str:
 _BEAT_SECONDS = 20.0
 _WATCH_SECONDS = 90.0  # a lock that has not changed for so long is that of a dead process
 _LOCK = "lock"
+
+
+_FEWEST_LISTED = 8  # outputs in a folder
+_OBJECTS_EACH = 30  # that a listing may be long: a request tells of 1,000
+
+
+def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
+    """Return the state of each output: size and modification time or etag; None if it does not exist.
+
+    For a folder it is the state of each file in it.
+    """
+    found: dict[str, dict[str, Any] | None] = {}
+    remote: list[str] = []
+    for uri in uris:
+        if not is_remote(uri):
+            found[uri] = _local_stat(local_path(uri))
+        else:
+            filesystem(uri)[0].invalidate_cache()
+            remote.append(uri)
+    folders: dict[str, list[str]] = {}
+    for uri in remote:
+        folders.setdefault(uri.rpartition("/")[0], []).append(uri)
+    for folder, uris in folders.items():
+        if len(uris) >= _FEWEST_LISTED:
+            found |= _listed_stats(folder, uris)
+    asked = [uri for uri in remote if uri not in found]
+    where = asked[0] if asked else ""
+    return found | dict(zip(asked, parallel_map(_remote_stat, asked, where), strict=True))
+
+
+def _listed_stats(folder: str, uris: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """Return the state of outputs in a folder on S3, of a listing; nothing if it would be a long one."""
+    fs, path = filesystem(folder)
+    if not is_s3(fs) or fs.version_aware:
+        return {}
+    most = _OBJECTS_EACH * len(uris)
+    try:
+        objects = fs.find(path, detail=True, max_items=most)
+    except (FileNotFoundError, PermissionError):  # who may read them need not be allowed to list
+        return {}
+    finally:
+        fs.invalidate_cache()  # it keeps a listing that has a part, too
+    if len(objects) >= most:
+        return {}
+    files: dict[str, dict[str, Any]] = {}
+    for name, info in objects.items():
+        below, _, rest = name.removeprefix(f"{path}/").partition("/")
+        if rest:
+            within = files.setdefault(f"{path}/{below}", {})
+            within |= {} if "/" in rest else {rest: _mark(info)}
+    found: dict[str, dict[str, Any] | None] = {}
+    for uri in uris:
+        name = filesystem(uri)[1]
+        info = objects.get(name)
+        found[uri] = _mark(info) if info else {"files": files[name]} if name in files else None
+    return found
+
+
+def _local_stat(path: str) -> dict[str, Any] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        files = sorted(
+            (entry.name, entry.stat())
+            for entry in os.scandir(path)
+            if entry.is_file() and not entry.name.startswith(".")
+        )
+        return {"files": {name: {"size": file.st_size, "mtime_ns": file.st_mtime_ns} for name, file in files}}
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+
+
+def _remote_stat(uri: str) -> dict[str, Any] | None:
+    fs: fsspec.AbstractFileSystem
+    fs, path = filesystem(uri)
+    try:
+        info = fs.info(path)
+    except FileNotFoundError:
+        return None
+    if info.get("type") == "directory":
+        return {
+            "files": {
+                str(file["name"]).rpartition("/")[2]: _mark(file)
+                for file in fs.ls(path, detail=True)
+                if file["type"] == "file"
+            }
+        }
+    return _mark(info)
+
+
+def _mark(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {"size": info.get("size"), "mark": str(mark_of(info))}
 
 
 @contextmanager

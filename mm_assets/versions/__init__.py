@@ -34,7 +34,6 @@ from mm_assets.accounting import (
     ShardRecord,
     digest_files,
     recorded_files,
-    stat_outputs,
 )
 from mm_assets.accounting.accounts import Ledger, losses_digest
 from mm_assets.accounting.canonical import CanonicalSource, retyped
@@ -44,6 +43,7 @@ from mm_assets.model.digest import ContentDigest, row_digests
 from mm_assets.model.errors import DataError
 from mm_assets.model.schema import schema_from_text
 from mm_assets.storage.files import StorageOptions, exists, join, staged
+from mm_assets.storage.stamps import stat_outputs
 
 # All assets with outputs, each behind those that it is made from.
 ASSETS = tuple(asset for output in OUTPUTS for asset in (output.asset, *DERIVED.get(output.asset, ())))

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting import Balance, ShardRecord, account_table, stat_outputs
+from mm_assets.accounting import Balance, ShardRecord, account_table
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.storage.small_files import seal
+from mm_assets.storage.stamps import stat_outputs
 from mm_assets_tests.accounting.losses import BAD_JSON
 
 

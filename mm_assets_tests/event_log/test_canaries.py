@@ -164,6 +164,24 @@ def test_nothing_is_written_that_dagster_does_not_write(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"__set__": [1]},
+        {"a": {"__class__": "AssetKey", "path": ["q"]}},
+        {"__class__": "TextMetadataEntryData", "text": "x"},
+        [[{"__enum__": "AssetCheckSeverity.ERROR"}]],
+        {"__mapping_items__": [["a", 1]]},
+    ],
+    ids=str,
+)
+def test_json_that_looks_like_an_object_of_dagster_is_read_as_dagster_reads_its_own(data: Any) -> None:
+    made = dg.AssetMaterialization(KEY, partition="p", metadata={"json": dg.MetadataValue.json(data)})
+    told = entry(Kind.ASSET_MATERIALIZATION, StepMaterializationData(made))
+    stock = deserialize_value(serialize_value(without_origin(told)), EventLogEntry)
+    assert deserialize_value(EventRow(told).text, EventLogEntry) == stock
+
+
 def test_the_log_of_a_run_says_all_of_a_materialization_which_its_database_has_in_short(
     tmp_path: Path,
 ) -> None:
@@ -189,6 +207,8 @@ def test_the_log_of_a_run_says_all_of_a_materialization_which_its_database_has_i
         "run", of_type=Kind.ASSET_MATERIALIZATION, limit=1, ascending=False
     ).records
     assert last.event_log_entry == without_origin(told[2])
+    first = log.get_records_for_run("run", of_type=Kind.ASSET_MATERIALIZATION, limit=1).records
+    assert [record.event_log_entry for record in first] == [without_origin(told[0])]
     log.dispose()
     stock = SqliteEventLogStorage(str(tmp_path))
     read = [

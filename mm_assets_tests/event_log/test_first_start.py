@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import sqlite3
 import sys
@@ -252,12 +253,26 @@ def test_the_run_storage_keeps_one_connection_of_its_own_for_each_process(tmp_pa
             assert other.run_storage.get_cursor_values({"number"}) == {"number": str(number)}
         assert _descriptors(home) == 2
         if (child := os.fork()) == 0:
-            found = instance.run_storage.get_cursor_values({"number"})
-            instance.run_storage.set_cursor_values({"number": "of a child"})
-            os._exit(found != {"number": "19"})
+            found = None
+            try:
+                found = instance.run_storage.get_cursor_values({"number"})
+                instance.run_storage.set_cursor_values({"number": "of a child"})
+            finally:
+                os._exit(found != {"number": "19"})
         assert os.waitpid(child, 0)[1] == 0
         assert other.run_storage.get_cursor_values({"number"}) == {"number": "of a child"}
     assert _descriptors(home) == 0
+
+
+def test_the_run_storage_sees_a_home_that_was_made_anew(tmp_path: Path) -> None:
+    home = _home(tmp_path, CONFIGURATION.read_text())
+    with open_instance(home) as instance:
+        instance.run_storage.set_cursor_values({"number": "before"})
+        shutil.rmtree(home)
+        _home(tmp_path, CONFIGURATION.read_text())
+        with open_instance(home) as other:
+            other.run_storage.set_cursor_values({"number": "after"})
+            assert instance.run_storage.get_cursor_values({"number"}) == {"number": "after"}
 
 
 def _descriptors(home: Path) -> int:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting import stat_outputs
 from mm_assets.formats.materialize import open_fetcher
 from mm_assets.formats.parquet import column_chunks, open_parquet
 from mm_assets.storage.errors import error_line
@@ -28,6 +27,7 @@ from mm_assets.storage.files import (
 )
 from mm_assets.storage.listing import expand, names_in
 from mm_assets.storage.s3 import S3FileSystem
+from mm_assets.storage.stamps import stat_outputs
 from mm_assets_tests.live.faulty_proxy import (
     ANSWER_LOST,
     CUT,
