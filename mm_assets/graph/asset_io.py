@@ -47,7 +47,7 @@ from mm_assets.formats.partitions import parse_bytes
 from mm_assets.graph import Check, Plan, ShardJob, ShardResult, dagster_internals, digest
 from mm_assets.graph.io_manager import RawInput, ShardIOManager
 from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
-from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, unreadable
+from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, judged_before, unreadable
 from mm_assets.graph.shard_jobs import (
     CLOSED_RECORDS,
     GROUP_MEMBERS,
@@ -88,6 +88,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
     run_job = staticmethod(ingest_shard)
 
     _verdicts: dict[str, tuple[Check, ...]] = PrivateAttr(default_factory=dict)
+    _observed: dict[str, int] = PrivateAttr(default_factory=dict)
     _refused: set[str] = PrivateAttr(default_factory=set)
     _lost_ids: dict[str, frozenset[str]] = PrivateAttr(default_factory=dict)
     _source: str = PrivateAttr(default="")
@@ -108,6 +109,8 @@ class IngestIOManager(RawInput, _ParquetOutput):
             job.key: before[job.key].lost_ids(job.shard.version) for job in jobs if job.key in before
         }
         self._source = plan.source.asset
+        pointers = {job.key: job.shard.pointer for job in jobs}
+        self._observed = {key: pointer for key, pointer in pointers.items() if pointer is not None}
         resolved: list[ShardJob | ShardResult] = []
         for job in jobs:
             inspection = inspections[job.key]
@@ -165,7 +168,11 @@ class IngestIOManager(RawInput, _ParquetOutput):
         ]
 
     def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
-        """Log the results of the integrity gate on the raw shards that are read or refused in this run."""
+        """Log the results of the integrity gate on the raw shards that are read or refused in this run.
+
+        And on those that need no work, but were judged last in another version: a damaged shard was replaced
+        by the one before.
+        """
         run = dg.AssetExecutionContext.get()
         asset = dg.AssetKey.from_user_string(self._source)
         log = CheckLog(
@@ -175,8 +182,11 @@ class IngestIOManager(RawInput, _ParquetOutput):
             asset,
             {spec.name: spec for spec in specs_by_shard(asset, GATE_CHECKS)},
         )
+        judged = {key for key in self._verdicts if key in planned or key in self._refused}
+        unchanged = {key: pointer for key, pointer in self._observed.items() if key not in judged}
+        judged |= judged_before(run.instance, asset, unchanged)
         for key, checks in self._verdicts.items():
-            if key in planned or key in self._refused:
+            if key in judged:
                 log.add(key, checks)
         log.finish()
         self._verdicts, self._refused = {}, set()

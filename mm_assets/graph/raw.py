@@ -374,6 +374,22 @@ class RawGate(dg.ConfigurableResource[Any]):
         return surveys, errors
 
 
+def judged_before(instance: dg.DagsterInstance, asset: dg.AssetKey, observed: Mapping[str, int]) -> set[str]:
+    """Return the raw shards that the gate judged last before their current version was observed.
+
+    Args:
+        observed: storage id of that observation, by shard.
+    """
+    check = dg.AssetCheckKey(asset, INTEGRITY)
+    return {
+        info.partition_key
+        for keys in dagster_internals.batches(sorted(observed))
+        for info in instance.event_log_storage.get_asset_check_partition_info([check], partition_keys=keys)
+        if info.partition_key is not None
+        and info.latest_check_event_storage_id < observed[info.partition_key]
+    }
+
+
 def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:
     """Check the tar itself: archive, JSON, references, ids.
 

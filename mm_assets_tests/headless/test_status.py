@@ -21,7 +21,8 @@ from dagster._daemon.types import DaemonHeartbeat
 
 from mm_assets.automation.sensors import report_sensor
 from mm_assets.definitions import build_definitions
-from mm_assets.graph.instance_queries import PROCESS, process_tag
+from mm_assets.graph.instance_queries import PROCESS, evaluation_before, failing_shards, process_tag
+from mm_assets.graph.raw import GATE_CHECKS, RAW_SHARDS
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets_tests.automation.alerts.event_writer import Writer
 from mm_assets_tests.cli.commands import environment, fine, only_line
@@ -322,6 +323,28 @@ def test_what_it_prints_is_what_the_report_shows(mixed: Project) -> None:
     table_rows = [line.strip("|").split("|") for line in str(shown["shards by asset"]).splitlines()]
     assert {asset: [cell for cell in cells if cell] for asset, *cells in table_rows[2:]} == rows
     assert shown["items in quarantine"] == found["quarantine"]["items"]
+
+
+def test_a_shard_that_is_what_it_was_before_it_was_damaged_is_judged_again(project: Project) -> None:
+    """Nothing is made of it, as its outputs are of this version."""
+    project.shards("ab")
+    fine(project.run())
+    path, whole = project.raw / "b.tar", project.folder / "b.tar"
+    shutil.copy2(path, whole)
+    project.broken("b")
+    assert project.run().returncode == 1
+    shutil.copy2(whole, path)
+    first = fine(project.run())
+    assert project.made() == {asset: ["[a]", "[b]"] for asset in ASSETS}
+    second = fine(project.run())
+    assert second.startswith("nothing to do: 2 shards up to date")
+    for told in (first, second):
+        assert "shard 'b'" not in told and "; checks failed: 0" in told
+    with project.instance() as instance:
+        for key in (dg.AssetCheckKey(RAW_SHARDS, name) for name in GATE_CHECKS):
+            found = evaluation_before(instance, key, ())
+            assert found is not None and found[1].passed, key
+            assert failing_shards(instance, key, 9) == {}, key
 
 
 @pytest.mark.parametrize(("zone", "hour"), [("UTC", 2), ("Asia/Tokyo", 17)])
