@@ -46,6 +46,8 @@ UNKNOWN = "cause not recorded by the release that made it"
 _STEPS = "steps."
 _TEXT = 60  # characters of a value
 _RENAMED = {"max_pixels": "max_image_pixels"}  # fields of steps, with the setting that they come from
+# Options that a record has only where they are not the default, with the setting that they come from.
+_LEFT_OUT = {"options.images": "filtered"}
 
 
 def causes_of(before: Group, after: Group) -> dict[str, tuple[str, ...]]:
@@ -121,7 +123,7 @@ def _label(name: str) -> str:
     if (found := _filter_settings().get(name)) is not None:
         return found[0]
     field = name.rpartition(".")[2]
-    field = _RENAMED.get(field, field)
+    field = _LEFT_OUT.get(name) or _RENAMED.get(field, field)
     known = any(field == each.name for each in fields(Settings))
     return variable(field) if known else name.removeprefix(_STEPS).removeprefix("options.")
 
@@ -160,6 +162,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
+    if name in _LEFT_OUT:
+        return str(values.get(name, getattr(Settings, _LEFT_OUT[name])))
     text = str(values.get(name))
     default = _filter_settings()[name][1] if name in _filter_settings() else None
     if text in ("None", str(default)):  # a bound that bounds nothing, among others

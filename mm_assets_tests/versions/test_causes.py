@@ -78,6 +78,7 @@ def test_raw_data_come_through_to_what_is_made_of_them() -> None:
             {**FILTERED, "steps": {**FILTERED["steps"], "ReadableImages": {"max_pixels": 9, "own": 1}}},
             ("MM_MAX_IMAGE_PIXELS was unset, is 9", "ReadableImages.own was unset, is 1"),
         ),
+        ({**FILTERED, "options": {"images": "reference"}}, ("MM_FILTERED was copy, is reference",)),
         ({**FILTERED, "checks": {"mine": "2"}}, ("code of check mine: version unset -> 2",)),
         (FILTERED, ("code has changed",)),
         ({}, ("code or settings have changed",)),
@@ -86,6 +87,12 @@ def test_raw_data_come_through_to_what_is_made_of_them() -> None:
 def test_settings_and_code(settings: dict[str, Any], told: tuple[str, ...]) -> None:
     after = _states(filtered_parquet={"made_by": "other", "settings": settings})
     assert _of(_states(), after) == ((), told)
+
+
+def test_the_way_back_to_copies() -> None:
+    before = _states(filtered_parquet={"settings": {**FILTERED, "options": {"images": "reference"}}})
+    after = _states(filtered_parquet={"made_by": "other"})
+    assert _of(before, after)[1] == ("MM_FILTERED was reference, is copy",)
 
 
 def test_the_version_of_a_step_that_is_gone_is_no_code() -> None:
