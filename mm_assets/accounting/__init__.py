@@ -314,7 +314,7 @@ ITEMS_SCHEMA = pa.schema(
 )
 # Outcomes of rows that are no loss: all items that went in, all that came out, all that were taken out.
 IN, OUT, LOST = "in", "out", "lost"
-_SUMS = pa.array([IN, OUT, LOST])
+_SUMS = (IN, OUT, LOST)
 ACCOUNT_SCHEMA = pa.schema(
     [
         *(ITEMS_SCHEMA.field(name) for name in ("asset", "partition", "outcome")),
@@ -452,18 +452,15 @@ def account_rows(
 
 def lost_items(rows: pa.Table) -> pa.Table:
     """Return the lost items among the rows of an account, in `ITEMS_SCHEMA`."""
-    return rows.filter(_is_lost(rows)).select(ITEMS_SCHEMA.names).cast(ITEMS_SCHEMA)
+    is_sum = pc.is_in(rows.column("outcome"), value_set=pa.array(_SUMS))
+    return rows.filter(pc.invert(is_sum)).select(ITEMS_SCHEMA.names).cast(ITEMS_SCHEMA)
 
 
 def count_lost_items(rows: pa.Table) -> int:
     """Return how many rows `lost_items` has."""
     # Most shards have a few rows, which pyarrow would take fifteen times as long for.
     outcomes = Counter(rows.column("outcome").to_pylist())
-    return len(rows) - sum(outcomes[name] for name in (IN, OUT, LOST))
-
-
-def _is_lost(rows: pa.Table) -> pa.ChunkedArray:
-    return pc.invert(pc.is_in(rows.column("outcome"), value_set=_SUMS))
+    return len(rows) - sum(outcomes[name] for name in _SUMS)
 
 
 def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:

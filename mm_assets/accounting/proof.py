@@ -282,7 +282,7 @@ _OVERHEAD_BYTES = 8192  # of any file of proofs
 _MERGED_UP_TO = 2  # times the size of what is added: each row is rewritten a logarithmic number of times
 
 
-Listed = list[tuple[int, str]]  # bytes and names of files
+_Listed = list[tuple[int, str]]  # bytes and names of files
 
 
 class ProofStore:
@@ -399,13 +399,13 @@ class ProofStore:
             return {}
         return summary if summary.get("format") == _SUMMARY_FORMAT else {}
 
-    def _table(self, asset: str, columns: Sequence[str], listed: Listed | None = None) -> pa.Table:
+    def _table(self, asset: str, columns: Sequence[str], listed: _Listed | None = None) -> pa.Table:
         """Return columns of the latest proof of each shard of an asset."""
         files = self._files(asset, columns, self._listed(asset) if listed is None else listed)
         empty = SCHEMA.empty_table().select(columns)
         return latest([empty, *(rows for _, rows in files.values())])
 
-    def _files(self, asset: str, columns: Sequence[str], listed: Listed) -> dict[str, tuple[int, pa.Table]]:
+    def _files(self, asset: str, columns: Sequence[str], listed: _Listed) -> dict[str, tuple[int, pa.Table]]:
         """Return bytes and columns of these files with proofs.
 
         One that is not as it was written counts as none.
@@ -419,12 +419,12 @@ class ProofStore:
         found = zip(listed, parallel_map(read, listed, folder), strict=True)
         return {name: (size, rows) for (size, name), rows in found if rows is not None}
 
-    def _listed(self, asset: str) -> Listed:
+    def _listed(self, asset: str) -> _Listed:
         """Return bytes and names of the files with proofs, the smallest first."""
         found = files_in(join(self._folder, partition_filename(asset)), self._options)
         return _with_proofs((file.size, name) for name, file in found.items())
 
-    def _listings(self) -> dict[str, Listed]:
+    def _listings(self) -> dict[str, _Listed]:
         """Return `_listed` of each asset that has proofs; their names need no escaping."""
         if not is_remote(self._folder):
             names = os.listdir(self._path) if os.path.isdir(self._path) else []
@@ -456,7 +456,7 @@ class ProofStore:
             publish_bytes(uri, data, self._options)
 
 
-def _with_proofs(files: Iterable[tuple[int, str]]) -> Listed:
+def _with_proofs(files: Iterable[tuple[int, str]]) -> _Listed:
     """Return those of some files that have proofs, the smallest first; hidden files are temporary."""
     named = [entry for entry in files if entry[1].endswith((_SUFFIX, _EARLIER))]
     return sorted(entry for entry in named if not entry[1].startswith("."))

@@ -33,7 +33,7 @@ from dagster_shared.serdes.serdes import pack_value
 
 Packed = dict[str, Any]
 
-# Kinds of metadata that Dagster makes of a plain value itself, when it reads an event.
+# Classes of metadata that Dagster infers from a plain value when it reads an event.
 _PLAIN: dict[type, type] = {
     dg.IntMetadataValue: int,
     dg.FloatMetadataValue: float,
@@ -92,11 +92,11 @@ def _pack_data(data: Any) -> Any:
         case AssetCheckEvaluation():
             return _pack_evaluation(data)
         case StepMaterializationData() if not data.asset_lineage:
-            made = _pack_told("AssetMaterialization", data.materialization)
+            made = _pack_asset_event("AssetMaterialization", data.materialization)
             return {"__class__": "StepMaterializationData", "materialization": made}
         case AssetObservationData():
-            told = _pack_told("AssetObservation", data.asset_observation)
-            return {"__class__": "AssetObservationData", "asset_observation": told}
+            observed = _pack_asset_event("AssetObservation", data.asset_observation)
+            return {"__class__": "AssetObservationData", "asset_observation": observed}
         case AssetMaterializationPlannedData() if data.partitions_subset is None:
             return {
                 "__class__": "AssetMaterializationPlannedData",
@@ -129,19 +129,19 @@ def _pack_evaluation(evaluation: AssetCheckEvaluation) -> Packed:
     return packed
 
 
-def _pack_told(name: str, told: dg.AssetMaterialization | dg.AssetObservation) -> Packed:
+def _pack_asset_event(class_name: str, event: dg.AssetMaterialization | dg.AssetObservation) -> Packed:
     packed: Packed = {
-        "__class__": name,
-        "asset_key": _pack_asset(told.asset_key),
+        "__class__": class_name,
+        "asset_key": _pack_asset(event.asset_key),
         "metadata_entries": [
             {"__class__": "EventMetadataEntry", "label": name, "value": _pack_value(value)}
-            for name, value in told.metadata.items()
+            for name, value in event.metadata.items()
         ],
-        "partition": told.partition,
-        "tags": None if told.tags is None else dict(told.tags),
+        "partition": event.partition,
+        "tags": None if event.tags is None else dict(event.tags),
     }
-    if told.description is not None:
-        packed["description"] = told.description
+    if event.description is not None:
+        packed["description"] = event.description
     return packed
 
 
@@ -305,7 +305,7 @@ class EventRow:
     def run_row(self) -> dict[str, Any]:
         """Return the row for a database that only has the run's own log.
 
-        Of a partition's materialization it says neither metadata nor tags (`short_place`).
+        The materialization of a partition is abbreviated: without metadata and tags.
         """
         return {**self._log_row, "event": self._short_text()}
 
@@ -395,11 +395,11 @@ def _is_empty(packed: Any) -> bool:
     return packed in ("", [], {}) or (type(packed) is int and packed == 0)
 
 
-Place = tuple[str, str, float]  # of a materialization in a run: asset, partition, time
+MaterializationKey = tuple[str, str, float]  # within a run: asset, partition, timestamp
 
 
-def short_place(event: EventLogEntry) -> Place | None:
-    """Return which materialization an event of a run's own log is, if it may be one that says but that."""
+def abbreviated_key(event: EventLogEntry) -> MaterializationKey | None:
+    """Return the key of a materialization that may be abbreviated (`EventRow.run_row`); None for others."""
     made = event.asset_materialization
     if made is None or not made.partition or made.metadata or made.tags:
         return None

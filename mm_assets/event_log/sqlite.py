@@ -52,7 +52,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import NullPool, QueuePool
 
 from mm_assets.event_log import MAX_VARIABLES, BatchedEventLog, Engines
-from mm_assets.event_log.rows import EventRow, Place, short_place
+from mm_assets.event_log.rows import EventRow, MaterializationKey, abbreviated_key
 from mm_assets.storage.errors import located
 
 # Half a minute in all, as long as SQLite itself is told to wait.
@@ -239,6 +239,7 @@ class _MadeInHome(MayHaveInstanceWeakref[dg.DagsterInstance]):
 
 
 def _identity(file: str | None) -> tuple[int, int] | None:
+    """Return what tells a file from another one at the same path; None if there is none."""
     try:
         found = os.stat(file or "")
     except FileNotFoundError:
@@ -261,7 +262,8 @@ class AtomicSqliteRunStorage(_MadeInHome, SqliteRunStorage):
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
-        """Yield a connection, within one transaction, to the file that is there now."""
+        """Yield a connection, within one transaction."""
+        # A server may outlive its home, which is removed and made anew.
         found = _identity(db.make_url(self._conn_string).database)
         if found != self._connected_to:
             self._engines.dispose()
@@ -283,8 +285,8 @@ class AtomicSqliteScheduleStorage(_MadeInHome, SqliteScheduleStorage):
 class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     """Dagster's SQLite event log: the same files, written in batches.
 
-    A run's own database has the materializations of partitions in short, and one event for all that are
-    planned of an asset: the index has them in full, for the pages of assets, and of runs.
+    A run's own database has abbreviated materializations of partitions, and one event for all that are
+    planned of an asset: the index has them in full, for the pages of assets and of runs.
 
     Args:
         base_dir: folder of the databases; None: where the stock class has them, in `DAGSTER_HOME`.
@@ -372,7 +374,7 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         return column_name in self._asset_columns
 
     def _write(self, rows: list[EventRow]) -> None:
-        # The index first: who watches a run reads there what its own database says in short.
+        # The index first: whoever watches a run reads there what its own database abbreviates.
         indexed = [row for row in rows if row.is_indexed and not row.in_index]
         if indexed:
             with self._transaction(INDEX_SHARD_NAME) as connection:
@@ -397,11 +399,11 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         limit: int | None = None,
         ascending: bool = True,
     ) -> EventLogConnection:
-        """Return events of a run, its materializations as the index has them."""
+        """Return events of a run, with its abbreviated materializations completed from the index."""
         found = super().get_records_for_run(run_id, cursor, of_type, limit, ascending)
-        places = [short_place(record.event_log_entry) for record in found.records]
-        partitions = sorted({place[1] for place in places if place is not None})
-        whole: dict[Place, EventLogEntry] = {}
+        keys = [abbreviated_key(record.event_log_entry) for record in found.records]
+        partitions = sorted({key[1] for key in keys if key is not None})
+        whole: dict[MaterializationKey, EventLogEntry] = {}
         row = SqlEventLogStorageTable.c
         for start in range(0, len(partitions), MAX_VARIABLES):
             query = db.select(row.asset_key, row.partition, row.event).where(
@@ -417,10 +419,8 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         if not whole:
             return found
         records = [
-            record
-            if place is None
-            else record._replace(event_log_entry=whole.get(place, record.event_log_entry))
-            for record, place in zip(found.records, places, strict=True)
+            record if key is None else record._replace(event_log_entry=whole.get(key, record.event_log_entry))
+            for record, key in zip(found.records, keys, strict=True)
         ]
         return found._replace(records=records)
 

@@ -62,7 +62,7 @@ class WrittenOut:
 
     Args:
         file: the open file.
-        size: asks for its bytes, of which a small file needs no knowledge.
+        size: returns its bytes; called once the content outgrows what any file may unpack to.
         name: the file in messages.
         reopen: opens it again.
     """
