@@ -57,6 +57,7 @@ from mm_assets.graph.instance_queries import (
     STARTED_BY,
     evaluation_before,
     fail_lost_runs,
+    failing_by_run,
     last_evaluations,
     launch_backfill,
     logged_at,
@@ -408,14 +409,20 @@ class StatusFinder:
             return "not known"
 
     def _failing_checks(self) -> Mapping[str, int]:
-        """Return the shards that fail each check; `landed` is in the counts of the assets."""
+        """Return how many shards fail each check, without those that are retired.
+
+        `landed` is in the counts of the assets.
+        """
         keys = sorted(key for key in self._graph.asset_check_keys if key.name != LANDED)
         last = {key: evaluation_before(self._instance, key, ()) for key in keys}
-        return {
-            f"{key.asset_key.to_user_string()}.{key.name}": int(str(found[1].metadata["failed"].value))
-            for key, found in last.items()
-            if found is not None and not found[1].passed and "failed" in found[1].metadata
-        }
+        found: dict[str, int] = {}
+        for key, evaluation in ((key, run[1]) for key, run in last.items() if run is not None):
+            if evaluation.passed or "failed" not in evaluation.metadata:
+                continue
+            failing = sum(each.shards for each in failing_by_run(self._instance, key, SHARDS.name))
+            if failing or "problems" in evaluation.metadata:
+                found[f"{key.asset_key.to_user_string()}.{key.name}"] = failing
+        return found
 
     def _counts(self, asset: dg.AssetKey, proofs: Mapping[str, Mapping[str, Any]] | None) -> AssetStatus:
         kinds = Counter(why.kind for why in self._found.by_asset[asset].values())

@@ -347,6 +347,29 @@ def test_a_shard_that_is_what_it_was_before_it_was_damaged_is_judged_again(proje
             assert failing_shards(instance, key, 9) == {}, key
 
 
+@pytest.mark.parametrize("was_made", [False, True])
+def test_checks_of_a_retired_shard_are_gone(project_on_disk: Project, was_made: bool) -> None:
+    """Of one that never landed, and of one whose outputs are removed."""
+    project = project_on_disk
+    project.shards("ab")
+    document = {"texts": ["x", None], "images": [None, "one.png"]}
+    make_tar(project.raw / "c.tar", [("one.json", document), ("one.png", picture(0)[1]), ("two.json", b"{")])
+    if was_made:
+        documents = [("j.json", document | {"images": [None, "j.png"]}), ("j.png", picture(1)[1])]
+        make_tar(project.raw / "junk.tar", [*documents, ("k.json", b"{")])
+    else:
+        project.broken("junk")
+    assert project.run().returncode == (0 if was_made else 1)
+    (project.raw / "junk.tar").unlink()
+    shown = status(project)
+    assert (shown["gone"], shown["failing_checks"]["raw_shards.integrity"]) == (1, 2)
+    assert fine(project.command("retire")).startswith("retiring junk\n")
+    expected = {"quarantine.empty": 1, "raw_shards.integrity": 1}
+    assert status(project)["failing_checks"] == expected
+    fine(project.run())
+    assert status(project)["failing_checks"] == expected
+
+
 @pytest.mark.parametrize(("zone", "hour"), [("UTC", 2), ("Asia/Tokyo", 17)])
 def test_the_next_tick_of_schedules(mixed: Project, zone: str, hour: int) -> None:
     """At two o'clock in the time zone of schedules, told as UTC."""
