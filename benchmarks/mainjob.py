@@ -33,7 +33,6 @@ _BOUNDS = {
 }
 _THREE = ("curated_parquet", "image_scores", "filtered_parquet", "final_tars")
 _SAMPLES_OF_A_SHARD = 85
-_REAL = 100  # shards, of which others are copies
 _FORMATS = "webdataset,parquet,parquet,webdataset"
 _RUN, _THREE_OF_RUN, _CONVERTS, _ALONE, _BY_RAY, _COPY = (
     "run, all outputs",
@@ -54,13 +53,6 @@ def add_to(commands: Any) -> None:
         "--shards", type=int, nargs="*", default=[4], help="small ones (published: 4 100 1000)"
     )
     parser.add_argument("--large", type=int, nargs="*", default=[], help="of 130 MB (published: 4 16 64)")
-    parser.add_argument(
-        "--known",
-        type=int,
-        nargs="*",
-        default=[],
-        help="small ones, of which 100 are real (published: 10000)",
-    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.set_defaults(run=run)
 
@@ -69,8 +61,6 @@ def run(options: argparse.Namespace) -> int:
     """Run all assets over each number of small shards, then again; then the main job."""
     if options.shards:
         _measure_small(options.shards, options.rounds)
-    for count in options.known:
-        _measure_known(count, options.rounds)
     for count in options.large:
         _measure_large(count, options.rounds)
     return 0
@@ -103,25 +93,6 @@ def _small_files(count: int) -> list[Path]:
     """So many raw shards of both layouts in turn."""
     files = small_shards(count).glob("*.tar")
     return sorted(files, key=lambda file: (file.stem[-5:], file.stem))[:count]
-
-
-def _measure_known(count: int, rounds: int) -> None:
-    results = Results(f"mainjob-known-{count}", f"`mm-assets run` with nothing to do, {count:,} shards")
-    results.say(
-        "What 100 real shards of 2 samples left is copied under other names until so many are known (as in "
-        f"`scale`). The first run looks into all that was copied, {rounds} more find nothing to do."
-    )
-    with fresh_output() as output:
-        files = _small_files(_REAL)
-        command, environment = _run_of(files, output)
-        real, raw = [file.stem for file in files], environment["MM_RAW_SHARDS"]
-        measure("benchmarks.scale:prepare_known", environment=environment, real=real, raw=raw, known=count)
-        runs = [measure_command(command, environment) for _ in range(rounds + 1)]
-    costs = [(f"{run.cpu:.2f}", f"{run.wall:.2f}", f"{run.peak:.0f}") for run in runs]
-    rows = [(str(number), *cost) for number, cost in enumerate(costs, 1)]
-    results.table(("run", "CPU s", "wall s", "peak, MiB"), rows)
-    results.keep({"runs": [{"cpu": run.cpu, "wall": run.wall, "peak": run.peak} for run in runs]})
-    results.publish()
 
 
 def _run_of(files: Sequence[Path], output: Path) -> tuple[list[str], dict[str, str]]:
