@@ -360,8 +360,7 @@ def _judged(values: Sequence[str | None], most: int, kinds: int) -> tuple[list[f
 
 def prepare_pdq(folder: str) -> Work:
     """Hash the pictures of a folder; those of low quality are not compared."""
-    from mm_assets.duplicates.items import LEAST_QUALITY
-    from mm_assets.filters.measure import ImageContent
+    from mm_assets.filters.measure import LEAST_QUALITY, ImageContent
     from mm_assets.filters.measures import PerceptualHash, PerceptualQuality
     from mm_assets.formats.images import probe
 

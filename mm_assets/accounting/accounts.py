@@ -440,7 +440,8 @@ def _is_of_ledger(path: str) -> bool:
 _EARLIER_FORMAT = 4
 _IS_ITEM = pc.field("position").is_valid()
 _OF_NOTE = ("format", "partition")  # keys of a note on what was published that say whose it is
-_PRESENT = (ACCOUNTS_FOLDER, "raw_shards", "index", "retired")  # folders; all others are of earlier releases
+# Folders; all others are of earlier releases.
+_PRESENT = (ACCOUNTS_FOLDER, "raw_shards", "index", "retired", "erasures")
 _without_earlier: set[str] = set()
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +29,8 @@ from mm_assets.duplicates import (
     near_signatures,
     near_vectors,
 )
+from mm_assets.filters.measure import LEAST_QUALITY
 from mm_assets.filters.minhash import SIGNATURE
-
-LEAST_QUALITY: Final = 20
-"""Quality of a PDQ hash from which it is compared: of pictures with hardly any detail, hashes are alike by
-chance, and only equal files count as copies.
-
-The authors of PDQ say 50. Of parts of photographs and drawn figures, 17 to 40 % have less, and no more of
-them were within 31 bits of others: of 0.9 million pairs with a quality of 20 to 50 none, of 2.7 million above
-one; but of 0.8 million below 10 four, and of 4.1 million with a quality of 0 541.
-"""
 
 
 class Items:

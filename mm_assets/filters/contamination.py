@@ -34,6 +34,7 @@ from mm_assets.filters import (
     setting,
 )
 from mm_assets.filters.chain import ScoreFilter
+from mm_assets.filters.measure import hash_bits
 from mm_assets.filters.minhash import shingles, words_of
 from mm_assets.filters.scores import score_rows
 from mm_assets.formats.parquet import publish_table, read_small_table
@@ -41,7 +42,7 @@ from mm_assets.formats.raw_shards import location_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import detect_format, reader_for
 from mm_assets.model.errors import counted, warn_user
-from mm_assets.model.json_codec import is_json
+from mm_assets.model.json_codec import is_json, strings_in
 from mm_assets.model.schema import RESERVED_COLUMNS
 from mm_assets.storage import without_secrets
 from mm_assets.storage.errors import error_line, is_store_failure, located
@@ -191,18 +192,7 @@ def _texts_of(table: pa.Table) -> Iterator[tuple[str, str]]:
         is_coded = is_json(table.schema.field(name))
         for sample_id, value in zip(ids, column.to_pylist(), strict=True):
             decoded = json.loads(value) if is_coded and value is not None else value
-            yield from ((sample_id, text) for text in _strings(decoded))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _strings(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _strings(part)
+            yield from ((sample_id, text) for text in strings_in(decoded))
 
 
 def _hash_of(score: Any) -> str | None:
@@ -233,7 +223,7 @@ class KnownItems:
         self._files = dict(
             zip(images.column("sha256").to_pylist(), images.column("item").to_pylist(), strict=True)
         )
-        self._hashes = _bits(hashed.column("hash").to_pylist())
+        self._hashes = hash_bits(hashed.column("hash").to_pylist())
         self._hashed = hashed.column("item")
 
     def text(self, words: npt.NDArray[np.uint64]) -> tuple[str, None] | None:
@@ -252,14 +242,10 @@ class KnownItems:
             return str(self._files[sha256]), None
         if hash_ is None or not len(self._hashes):
             return None
-        distances = np.bitwise_count(self._hashes ^ _bits([hash_])).sum(axis=1)
+        distances = np.bitwise_count(self._hashes ^ hash_bits([hash_])).sum(axis=1)
         nearest = int(distances.argmin())
         distance = int(distances[nearest])
         return (str(self._hashed[nearest]), distance) if distance <= DISTANCE else None
-
-
-def _bits(hashes: Sequence[str]) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(bytes.fromhex("".join(hashes)), np.uint64).reshape(-1, 4)
 
 
 @lru_cache(maxsize=16)

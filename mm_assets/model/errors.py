@@ -210,6 +210,10 @@ UNREADABLE_PDF = "unreadable_pdf"  # it is encrypted, cut, damaged, beyond the l
 FETCH_FAILED = "fetch_failed"  # a locator that cannot be followed, or any error that came with the data
 # A sound item of a sample with a fault elsewhere, where the policy keeps samples whole.
 INCOMPLETE_SAMPLE = "incomplete_sample"
+# Denied: a person asked for the item to be erased, or a hash list names its bytes. No fault of the data.
+ERASED = "erased"
+LISTED_HASH = "listed_hash"
+DENIED = (ERASED, LISTED_HASH)
 # Not faults of items: a member that is no sample and no image of one, and a TIFF frame without a reference.
 UNREFERENCED_MEMBER = "unreferenced_member"
 UNREFERENCED_FRAME = "unreferenced_frame"
@@ -235,6 +239,7 @@ FAULTS = (
     UNREADABLE_PDF,
     FETCH_FAILED,
     INCOMPLETE_SAMPLE,
+    *DENIED,
 )
 
 # Data files only store the message of an item's fault (column materialize_error). So the messages of a class

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -257,6 +257,18 @@ def json_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Yield the strings in a value of lists and objects, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from strings_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from strings_in(part)
 
 
 def _json_cell(text: str) -> Any:

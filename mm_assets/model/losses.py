@@ -13,7 +13,15 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.model.errors import FETCH_FAILED, INCOMPLETE_SAMPLE, Fault, MmAssetsError, fault_of, warn_user
+from mm_assets.model.errors import (
+    ERASED,
+    FETCH_FAILED,
+    INCOMPLETE_SAMPLE,
+    Fault,
+    MmAssetsError,
+    fault_of,
+    warn_user,
+)
 
 __all__ = ["MaterializeError"]
 
@@ -74,7 +82,7 @@ class Loss:
 
 
 def with_source_refs(losses: Sequence[Loss], rows: pa.Table) -> list[Loss]:
-    """Return the losses with the ``source_ref`` of their rows.
+    """Return the losses with the ``source_ref`` of their rows; of what is erased nothing is located.
 
     Args:
         losses: One loss per row, in the same order.
@@ -91,7 +99,8 @@ def with_source_refs(losses: Sequence[Loss], rows: pa.Table) -> list[Loss]:
         return list(losses)
     refs = rows.column("source_ref").to_pylist()
     return [
-        loss if ref is None else replace(loss, source_ref=ref) for loss, ref in zip(losses, refs, strict=True)
+        loss if ref is None or loss.kind == ERASED else replace(loss, source_ref=ref)
+        for loss, ref in zip(losses, refs, strict=True)
     ]
 
 

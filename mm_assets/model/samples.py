@@ -344,7 +344,11 @@ It is part of fingerprints only where it is not None, so that outputs without it
 
 
 class Step(Protocol):
-    """A picklable transformation of one batch of whole samples that keeps the schema."""
+    """A picklable transformation of one batch of whole samples that keeps the schema.
+
+    A step may have a method ``at_end``. It is called with the stream once all batches have been read, and may
+    change what the stream tells: its losses and notes.
+    """
 
     def __call__(self, batch: InterleavedBatch) -> StepResult: ...
 
@@ -416,6 +420,9 @@ def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> I
                 known.extend(found[: EXAMPLES - len(known)])
             batch = outcome.batch
         yield batch
+    for step in steps:
+        if (at_end := getattr(step, "at_end", None)) is not None:
+            at_end(result)
 
 
 class SourceRef(TypedDict):

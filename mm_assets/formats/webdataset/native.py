@@ -52,7 +52,7 @@ from mm_assets.formats.webdataset.rows import (
     width,
 )
 from mm_assets.model import json_codec
-from mm_assets.model.errors import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS, Fault
+from mm_assets.model.errors import BAD_LAYOUT, BAD_SAMPLE_ID, DENIED, FAULTS, Fault
 from mm_assets.model.json_codec import dumps
 from mm_assets.model.nested_types import binary_views
 from mm_assets.model.samples import parse_source_ref, sample_offsets
@@ -88,6 +88,7 @@ def _raise_recorded_refusal(payload: dict[str, Any], place: str) -> None:
         not isinstance(refused, list)
         or len(refused) != 3
         or refused[0] not in FAULTS
+        or refused[0] in DENIED
         or not isinstance(refused[2], str | None)
     ):
         raise SampleError(

@@ -1,0 +1,584 @@
+"""Erasures: what people asked to have erased, and the deny list that keeps it out of every later ingest.
+
+ledger/erasures/<id>.json   one erasure: what was asked for, by digests alone, and what was done
+ledger/erasures/<id>.work   what the scan after it looks for, in plain; only while it is unfinished
+
+* `Entry` is one thing to erase, `Erasure` a request with the progress made. Finished, it is the certificate.
+* `ErasureStore` keeps them. A damaged file is an error: nobody could say what may not come in.
+* `DenyList` is all entries together, with the users' hash lists. Its step takes denied rows out of a stream,
+  and names them so that nothing of them is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.accounting.accounts import LEDGER_FOLDER
+from mm_assets.filters.measure import LEAST_QUALITY, hash_bits
+from mm_assets.formats.materialize import materialize_parts
+from mm_assets.formats.parquet import UnreadableFile
+from mm_assets.formats.partitions import own_name
+from mm_assets.formats.reports import LEFT_OUT_MEMBERS
+from mm_assets.model.errors import ERASED, INCOMPLETE_SAMPLE, require
+from mm_assets.model.json_codec import is_json, json_value, strings_in
+from mm_assets.model.losses import Loss
+from mm_assets.model.nested_types import binary_views, take_rows
+from mm_assets.model.samples import BatchStream, InterleavedBatch, StepResult, parse_source_ref
+from mm_assets.storage.files import StorageOptions, join
+from mm_assets.storage.small_files import FolderFiles, seal, unseal
+from mm_assets.storage.stamps import files_in
+
+SAMPLE_ID, URL, SHA256, MD5, PDQ = "sample_id", "url", "sha256", "md5", "pdq"
+KINDS: Final = (SAMPLE_ID, URL, SHA256, MD5, PDQ)
+DEFAULT_RADIUS, MOST_RADIUS = 10, 31
+"""Bits that the PDQ hash of an image may differ in from the one given; beyond 31 pictures are others."""
+LONGEST_TEXT: Final = 1 << 16
+"""Bytes of an id or a URL; longer texts of the data are not compared."""
+
+_FOLDER: Final = "erasures"
+_FORMAT: Final = 1
+_SUFFIX, _WORK = ".json", ".work"
+_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
+_ALIAS = re.compile(r"erased:[0-9a-f]{32}")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_BLANKS: Final = b" \t\r\n\xef\xbb\xbf"  # with the mark of UTF-8
+_HEX: Final = {SHA256: 64, MD5: 32, PDQ: 64}
+_FETCHED_BYTES: Final = 32 << 20  # of images that only a locator names, at a time
+
+
+def text_digest(text: str) -> str:
+    """Return the SHA-256 of a text in UTF-8, as 64 hex digits."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def alias_of(sample_id: str) -> str:
+    """Return what an erased sample is called wherever its id would stand."""
+    return f"erased:{text_digest(sample_id)[:32]}"
+
+
+def is_alias(sample_id: str) -> bool:
+    """Return whether a text is the name of an erased sample."""
+    return _ALIAS.fullmatch(sample_id) is not None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that may not be in the data: a digest, never the thing itself.
+
+    Attributes:
+        kind: one of `KINDS`.
+        value: hex digits: the SHA-256 of an id or a URL, or the hash of an image.
+        radius: of a PDQ hash, the bits that may differ.
+    """
+
+    kind: str
+    value: str
+    radius: int = 0
+
+    @classmethod
+    def of(cls, kind: str, given: str, radius: int = DEFAULT_RADIUS) -> Entry:
+        """Return the entry of an id, a URL or a hash in plain.
+
+        Raises:
+            ValueError: it is none; the message names it.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}")
+        if kind in _HEX:
+            value = given.lower()
+            if len(value) != _HEX[kind] or not set(value) <= set("0123456789abcdef"):
+                raise ValueError(f"{kind}: {given!r:.100} is not {_HEX[kind]} hex digits")
+        else:
+            nbytes = len(given.encode("utf-8", "surrogatepass"))
+            if not 0 < nbytes <= LONGEST_TEXT:
+                raise ValueError(f"{kind}: {given!r:.100} has {nbytes} bytes, not 1 to {LONGEST_TEXT}")
+            value = text_digest(given)
+        if kind != PDQ:
+            return cls(kind, value)
+        if not 0 <= radius <= MOST_RADIUS:
+            raise ValueError(f"{kind}: a radius of {radius} for {given!r:.100} is not 0 to {MOST_RADIUS}")
+        return cls(kind, value, radius)
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """A request to erase, and what was done for it. It holds no content.
+
+    Attributes:
+        id: names the file and the reason of each loss.
+        begun: time, ISO 8601 in UTC.
+        entries: what was asked for.
+        partitions: those that hold it, with the number of their rows: their shards are made again.
+        found: where it was found, and how often.
+        rewritten: what was written anew, dropped or removed.
+        scan: what was looked through after that, and what was found.
+        finished: time; None: it is not.
+    """
+
+    id: str
+    begun: str
+    entries: tuple[Entry, ...]
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    found: Mapping[str, Any] = field(default_factory=dict)
+    rewritten: Mapping[str, Any] = field(default_factory=dict)
+    scan: Mapping[str, Any] = field(default_factory=dict)
+    finished: str | None = None
+
+    @classmethod
+    def begin(cls, entries: Iterable[Entry]) -> Erasure:
+        """Return a new erasure, each entry once."""
+        now = datetime.now(UTC)
+        id_ = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+        return cls(id_, now.isoformat(timespec="seconds"), tuple(dict.fromkeys(entries)))
+
+    @property
+    def reason(self) -> str:
+        """The reason of what it takes out."""
+        return f"erased on request {self.id}"
+
+
+class ErasureStore(FolderFiles):
+    """The erasures of a storage root, a folder or URL."""
+
+    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+        super().__init__(join(root, LEDGER_FOLDER, _FOLDER), options)
+
+    def all(self) -> list[Erasure]:
+        """Return all erasures, the earliest first.
+
+        Raises:
+            UnreadableFile: one is damaged.
+        """
+        names = sorted(name for name in self._list("") if name.endswith(_SUFFIX) and name[0] != ".")
+        return [self._parsed(name, data) for name, data in self._read_many(names).items()]
+
+    def stamps(self) -> dict[str, str]:
+        """Return a text for each erasure that changes with it, from one listing."""
+        listed = files_in(self._uri(""), self._options, _SUFFIX)
+        return {name: file.stamp for name, file in listed.items() if name[0] != "."}
+
+    def unfinished(self) -> list[Erasure]:
+        """Return the erasures that were interrupted, or are being made."""
+        return [erasure for erasure in self.all() if erasure.finished is None]
+
+    def read(self, id_: str) -> Erasure:
+        """Return an erasure.
+
+        Raises:
+            ValueError: there is none, or it is damaged.
+        """
+        data = self._read(_named(id_, _SUFFIX))
+        if data is None:
+            raise ValueError(f"{self.folder}: no erasure {id_!r:.100}")
+        return self._parsed(f"{id_}{_SUFFIX}", data)
+
+    def write(self, erasure: Erasure) -> None:
+        """Write an erasure in one step. From then on its entries are denied."""
+        self._write(_named(erasure.id, _SUFFIX), seal({"format": _FORMAT, **asdict(erasure)}, indent=1))
+
+    def write_work(self, id_: str, work: bytes) -> None:
+        """Keep what the scan of an erasure looks for until it is finished."""
+        self._write(_named(id_, _WORK), work)
+
+    def read_work(self, id_: str) -> bytes | None:
+        """Return what `write_work` was given; None if it is not kept."""
+        return self._read(_named(id_, _WORK))
+
+    def remove_work(self, id_: str) -> None:
+        """Remove what `write_work` was given, if it is kept."""
+        self._remove(_named(id_, _WORK))
+
+    def _parsed(self, name: str, data: bytes) -> Erasure:
+        try:
+            fields = unseal(data)
+            if fields.pop("format") != _FORMAT:
+                raise ValueError(f"not of format {_FORMAT}")
+            entries = tuple(Entry(**entry) for entry in fields.pop("entries"))
+            erasure = Erasure(entries=entries, **fields)
+            if f"{erasure.id}{_SUFFIX}" != name:
+                raise ValueError(f"belongs to erasure {erasure.id!r}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise UnreadableFile(
+                f"{join(self.folder, name)}: damaged, and nobody can tell what may not come in: put it back "
+                f"from a copy, or remove it and erase again ({error})"
+            ) from error
+        return erasure
+
+
+def _named(id_: str, suffix: str) -> str:
+    if not _ID.fullmatch(id_):
+        raise ValueError(f"{id_!r:.100} is no id of an erasure")
+    return f"{id_}{suffix}"
+
+
+class Denial(NamedTuple):
+    """Why a row may not come in.
+
+    Attributes:
+        kind: `ERASED` or `LISTED_HASH`.
+        reason: for the ledger.
+        is_of_sample: whether the whole sample goes.
+    """
+
+    kind: str
+    reason: str
+    is_of_sample: bool = False
+
+
+@dataclass(frozen=True)
+class DenyList:
+    """What may not come in: entries of all erasures, each with its denial. It is false if there are none.
+
+    Attributes:
+        entries: by entry.
+        partitions: ids of the erasures that name a partition, by partition.
+    """
+
+    entries: Mapping[Entry, Denial] = field(default_factory=dict)
+    partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, erasures: Iterable[Erasure]) -> DenyList:
+        """Return the list of some erasures; of equal entries the first counts."""
+        entries: dict[Entry, Denial] = {}
+        partitions: dict[str, tuple[str, ...]] = {}
+        for erasure in erasures:
+            for entry in erasure.entries:
+                is_of_sample = entry.kind == SAMPLE_ID
+                entries.setdefault(entry, Denial(ERASED, erasure.reason, is_of_sample))
+            for partition in erasure.partitions:
+                partitions[partition] = (*partitions.get(partition, ()), erasure.id)
+        return cls(entries, partitions)
+
+    @classmethod
+    def read(cls, root: str, options: StorageOptions | None = None) -> DenyList:
+        """Return the list of a storage root, with one listing; files are read where they have changed.
+
+        Raises:
+            UnreadableFile: an erasure is damaged.
+        """
+        store = ErasureStore(root, options)
+        stamps = store.stamps()
+        if not stamps:
+            return cls()
+        known = _read_before.get(store.folder)
+        if known is None or known[0] != stamps:
+            known = _read_before[store.folder] = stamps, cls.of(store.all())
+        return known[1]
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all entries, whoever asked for them."""
+        stated = sorted((entry.kind, entry.value, entry.radius) for entry in self.entries)
+        return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
+
+    @property
+    def needs_pixels(self) -> bool:
+        """Whether images have to be decoded."""
+        return bool(self._pdq.denials)
+
+    @property
+    def needs_bytes(self) -> bool:
+        """Whether the bytes of images have to be read."""
+        return bool(self._of_kind(SHA256) or self._of_kind(MD5) or self.needs_pixels)
+
+    def refuse_missing_extra(self) -> None:
+        """Raise `MissingExtra` if pictures are to be compared and nothing can.
+
+        Raises:
+            MissingExtra: the extra that brings it is not installed.
+        """
+        if self.needs_pixels:
+            require("pdqhash", "cv2")
+
+    def erasures_of(self, partition: str) -> list[str]:
+        """Return the ids of the erasures that name a partition: its shard is made again for each."""
+        return list(self.partitions.get(partition, ()))
+
+    alias = staticmethod(alias_of)
+
+    def hides_sample(self, sample_id: str) -> bool:
+        """Return whether the id of a sample may not be told."""
+        ids = self._of_kind(SAMPLE_ID)
+        return bool(ids) and text_digest(sample_id) in ids
+
+    def hides_member(self, name: str, prefixes: Iterable[str] = ("",)) -> bool:
+        """Return whether the name of a tar's member tells the id of an erased sample.
+
+        Args:
+            name: of the member; its beginning is the id, or the key that our tars make of it.
+            prefixes: what the reader puts before the ids of the tar.
+        """
+        ids = self._of_kind(SAMPLE_ID)
+        if not ids:
+            return False
+        stems = {stem for whole in (name, name.rpartition("/")[2]) for stem in _stems(whole)}
+        return any(
+            stem[1:] in ids or any(text_digest(prefix + stem) in ids for prefix in prefixes)
+            for stem in stems | {unquote(stem) for stem in stems}
+        )
+
+    def hides_text(self, text: str) -> bool:
+        """Return whether a text is an id or a URL that may not be told."""
+        return any(text_digest(text) in self._of_kind(kind) for kind in (SAMPLE_ID, URL))
+
+    def hides_bytes(self, data: bytes | memoryview) -> bool:
+        """Return whether bytes are an image that may not come in, or a JSON text with such an id or URL."""
+        if _of_bytes(data, self._of_kind(SHA256), self._of_kind(MD5)) is not None:
+            return True
+        if not bytes(data[:64]).lstrip(_BLANKS).startswith((b"{", b"[")):
+            return False
+        quoted = _QUOTED.findall(bytes(data).decode("utf-8-sig", "replace"))  # the JSON may be damaged
+        return any(self.hides_text(str(json_value(text))) for text in quoted)
+
+    def denials(
+        self,
+        table: pa.Table,
+        roots: Sequence[str] | None = None,
+        options: StorageOptions | None = None,
+    ) -> dict[int, Denial]:
+        """Return what is said against rows, by their numbers.
+
+        A whole sample is denied on any of its rows; what is said of it holds for all of them.
+
+        Args:
+            table: rows of whole samples, in the columns of the data model.
+            roots: where the bytes of images that only a locator names may be fetched from.
+            options: for the file systems of the locators.
+        """
+        found: dict[int, Denial] = {}
+        if ids := self._of_kind(SAMPLE_ID):
+            for row, sample_id in enumerate(table.column("sample_id").to_pylist()):
+                if (denial := ids.get(text_digest(sample_id))) is not None:
+                    found[row] = denial
+        if urls := self._of_kind(URL):
+            is_metadata = pc.equal(table.column("modality"), "metadata").to_pylist()
+            for row, text in _texts(table):
+                if row not in found and (denial := urls.get(text_digest(text))) is not None:
+                    found[row] = denial._replace(is_of_sample=is_metadata[row])
+        if self.needs_bytes:
+            for row, denial in self._denied_images(table, roots, options):
+                found.setdefault(row, denial)
+        return found
+
+    def step(self, policy: str, roots: Sequence[str] | None = None) -> DenyStep:
+        """Return the step that takes out what is denied. It goes before all others.
+
+        Args:
+            policy: with ``drop_sample``, a denied image takes its sample with it.
+            roots: see `denials`.
+        """
+        return DenyStep(self, policy == "drop_sample", None if roots is None else tuple(roots))
+
+    def scrubbed(self, losses: Iterable[Loss], aliases: Iterable[str] = ()) -> list[Loss]:
+        """Return losses that tell nothing of erased samples.
+
+        Args:
+            losses: of any kind, such as those of a reader.
+            aliases: of further samples that are erased, for what is on their rows.
+        """
+        hidden = set(aliases)
+        return [self._scrubbed(loss, hidden) for loss in losses]
+
+    def _scrubbed(self, loss: Loss, hidden: set[str]) -> Loss:
+        if loss.sample_id is None or loss.kind == ERASED:
+            return loss
+        denial = self._of_kind(SAMPLE_ID).get(text_digest(loss.sample_id))
+        alias = alias_of(loss.sample_id)
+        if denial is None and alias not in hidden:
+            return loss
+        reason = "erased on request" if denial is None else denial.reason
+        return Loss.quarantined(alias, loss.position, loss.modality, ERASED, reason, is_cause=loss.is_cause)
+
+    @cached_property
+    def _by_kind(self) -> dict[str, dict[str, Denial]]:
+        found: dict[str, dict[str, Denial]] = {kind: {} for kind in KINDS}
+        for entry, denial in self.entries.items():
+            found[entry.kind].setdefault(entry.value, denial)
+        return found
+
+    def _of_kind(self, kind: str) -> dict[str, Denial]:
+        return self._by_kind[kind]
+
+    @cached_property
+    def _pdq(self) -> _Pictures:
+        entries = {entry: denial for entry, denial in self.entries.items() if entry.kind == PDQ}
+        return _Pictures.of(entries)
+
+    def _denied_images(
+        self, table: pa.Table, roots: Sequence[str] | None, options: StorageOptions | None
+    ) -> Iterator[tuple[int, Denial]]:
+        """Yield row and denial of images; those without bytes are fetched, a few at a time."""
+        first = 0
+        for part in materialize_parts(table, _FETCHED_BYTES, roots, options):
+            views = [view for chunk in part.column("binary_content").chunks for view in binary_views(chunk)]
+            is_image = pc.equal(part.column("modality"), "image").to_pylist()
+            rows = [row for row, view in enumerate(views) if is_image[row] and view]
+            for row in rows:
+                denial = _of_bytes(views[row], self._of_kind(SHA256), self._of_kind(MD5))
+                if denial is not None:
+                    yield first + row, denial
+            if self.needs_pixels:
+                yield from ((first + row, denial) for row, denial in self._pdq.denied(part, rows))
+            first += part.num_rows
+
+
+_read_before: dict[str, tuple[Mapping[str, str], DenyList]] = {}
+
+
+def _of_bytes(
+    data: bytes | memoryview | None, sha256: Mapping[str, Denial], md5: Mapping[str, Denial]
+) -> Denial | None:
+    """Return what is said against bytes; None if nothing is."""
+    if data is None:
+        return None
+    found = sha256.get(hashlib.sha256(data).hexdigest()) if sha256 else None
+    if found is None and md5:
+        found = md5.get(hashlib.md5(data, usedforsecurity=False).hexdigest())
+    return found
+
+
+def _stems(name: str) -> Iterator[str]:
+    """Yield a name, and its beginnings before each of its dots."""
+    at = len(name)
+    while at > 0:
+        yield name[:at]
+        at = name.rfind(".", 0, at)
+
+
+def _texts(table: pa.Table) -> Iterator[tuple[int, str]]:
+    """Yield row and text of each text in a table, also in lists and objects, JSON and locators."""
+    for name in table.column_names:
+        column = table.column(name)
+        if pa.types.is_primitive(column.type) or name == "binary_content":
+            continue
+        is_coded = is_json(table.schema.field(name)) or name == "source_ref"
+        for row, value in enumerate(column.to_pylist()):
+            decoded = json_value(value) if is_coded and value is not None else value
+            yield from ((row, text) for text in strings_in(decoded) if len(text) <= LONGEST_TEXT)
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """PDQ hashes of pictures that may not come in."""
+
+    hashes: npt.NDArray[np.uint64]
+    radii: npt.NDArray[np.int64]
+    denials: tuple[Denial, ...]
+
+    @classmethod
+    def of(cls, entries: Mapping[Entry, Denial]) -> _Pictures:
+        radii = np.array([entry.radius for entry in entries], np.int64)
+        return cls(hash_bits(entry.value for entry in entries), radii, tuple(entries.values()))
+
+    def denied(self, table: pa.Table, rows: Sequence[int]) -> Iterator[tuple[int, Denial]]:
+        """Yield rows whose pictures are near one of them, and what is said against it."""
+        from mm_assets.filters.measures import PerceptualHash, PerceptualQuality
+        from mm_assets.filters.scores import score_rows
+
+        for row, score in zip(
+            rows, score_rows(table, rows, measures=(PerceptualHash(), PerceptualQuality())), strict=True
+        ):
+            hash_, quality = score.get("perceptual_hash"), score.get("perceptual_quality")
+            if hash_ is None or quality < LEAST_QUALITY:
+                continue
+            distances = np.bitwise_count(self.hashes ^ hash_bits([hash_])).sum(axis=1)
+            if len(near := np.flatnonzero(distances <= self.radii)):
+                yield row, self.denials[int(near[0])]
+
+
+def _places(rows: pa.Table) -> Iterator[tuple[int, str]]:
+    positions, modalities = (rows.column(name).to_pylist() for name in ("position", "modality"))
+    return zip(positions, modalities, strict=True)
+
+
+@dataclass(frozen=True)
+class DenyStep:
+    """Step that takes out what a deny list names, and hides erased samples in all that the stream tells.
+
+    Args:
+        deny: the list.
+        drops_samples: whether a denied image takes its sample with it.
+        roots: where locators may point.
+    """
+
+    deny: DenyList
+    drops_samples: bool
+    roots: tuple[str, ...] | None = None
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        table = batch.data
+        denials = self.deny.denials(table, self.roots)
+        if not denials:
+            return StepResult(batch)
+        ids = table.column("sample_id").to_pylist()
+        causes: dict[str, int] = {}  # the row for which a sample goes as a whole
+        for row in sorted(denials, key=lambda row: (not denials[row].is_of_sample, row)):
+            if denials[row].is_of_sample or self.drops_samples:
+                causes.setdefault(ids[row], row)
+        rows = [row for row, sample_id in enumerate(ids) if row in denials or sample_id in causes]
+        removed = take_rows(table, rows)
+        named: set[str] = set()
+        losses: list[Loss] = []
+        for row, (position, modality) in zip(rows, _places(removed), strict=True):
+            cause = causes.get(ids[row], row)
+            denial = denials[cause]
+            if denial.is_of_sample:
+                item = alias_of(ids[row]), position, modality
+                is_first = ids[row] not in named
+                losses.append(Loss.quarantined(*item, denial.kind, denial.reason, is_cause=is_first))
+            elif (own := denials.get(row)) is not None:
+                losses.append(Loss.quarantined(ids[row], position, modality, own.kind, own.reason))
+            else:
+                of = table.column("position")[cause].as_py()
+                reason = f"its sample has an error at position {of}: {denial.reason}"
+                item = ids[row], position, modality
+                losses.append(Loss.quarantined(*item, INCOMPLETE_SAMPLE, reason, is_cause=False))
+            named.add(ids[row])
+        kept = np.setdiff1d(np.arange(table.num_rows), rows)
+        return StepResult(batch.with_data(take_rows(table, kept)), tuple(losses), removed)
+
+    def at_end(self, stream: BatchStream) -> None:
+        """Hide erased samples in the losses and notes of a stream that has been read."""
+        aliases = {loss.sample_id for loss in stream.losses if loss.kind == ERASED and loss.sample_id}
+        stream.losses[:] = self.deny.scrubbed(stream.losses, filter(is_alias, aliases))
+        for file, notes in stream.notes.items():
+            self._scrub_notes(notes, _prefixes(stream.partition, file))
+
+    def _scrub_notes(self, notes: dict[str, Any], prefixes: Sequence[str]) -> None:
+        for kind in ("unreferenced_members", "unreferenced_frames", "skipped_members", LEFT_OUT_MEMBERS):
+            if kind in notes:
+                hidden = (self.deny.hides_member(name, prefixes) for name in notes[kind])
+                notes[kind] = [
+                    ERASED if is_hidden else name for is_hidden, name in zip(hidden, notes[kind], strict=True)
+                ]
+        if "unreferenced_losses" in notes:
+            notes["unreferenced_losses"] = [
+                replace(loss, kind=ERASED, reason="erased on request", source_ref=None)
+                if self.deny.hides_member(parse_source_ref(loss.source_ref)["member"] or "", prefixes)
+                else loss
+                for loss in notes["unreferenced_losses"]
+            ]
+
+
+def _prefixes(partition: str, file: str) -> tuple[str, ...]:
+    """Return what `MM_SAMPLE_ID_PREFIX` may have put before the ids of a file."""
+    own = own_name(partition, file)
+    return ("", f"{partition}/", *([] if own is None else [f"{own}/"]))
