@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -32,7 +32,7 @@ from mm_assets.filters.measure import LEAST_QUALITY, hash_bits
 from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import own_name
-from mm_assets.formats.reports import LEFT_OUT_MEMBERS
+from mm_assets.formats.reports import CONTENT, LEFT_OUT_MEMBERS
 from mm_assets.model.errors import ERASED, INCOMPLETE_SAMPLE, require
 from mm_assets.model.json_codec import is_json, json_value, strings_in
 from mm_assets.model.losses import Loss
@@ -46,6 +46,8 @@ SAMPLE_ID, URL, SHA256, MD5, PDQ = "sample_id", "url", "sha256", "md5", "pdq"
 KINDS: Final = (SAMPLE_ID, URL, SHA256, MD5, PDQ)
 DEFAULT_RADIUS, MOST_RADIUS = 10, 31
 """Bits that the PDQ hash of an image may differ in from the one given; beyond 31 pictures are others."""
+ALIAS: Final = "^erased:[0-9a-f]{32}$"
+"""Expression that names of erased samples match."""
 LONGEST_TEXT: Final = 1 << 16
 """Bytes of an id or a URL; longer texts of the data are not compared."""
 
@@ -53,7 +55,6 @@ _FOLDER: Final = "erasures"
 _FORMAT: Final = 1
 _SUFFIX, _WORK = ".json", ".work"
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
-_ALIAS = re.compile(r"erased:[0-9a-f]{32}")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _BLANKS: Final = b" \t\r\n\xef\xbb\xbf"  # with the mark of UTF-8
 _HEX: Final = {SHA256: 64, MD5: 32, PDQ: 64}
@@ -72,7 +73,7 @@ def alias_of(sample_id: str) -> str:
 
 def is_alias(sample_id: str) -> bool:
     """Return whether a text is the name of an erased sample."""
-    return _ALIAS.fullmatch(sample_id) is not None
+    return re.match(ALIAS, sample_id) is not None
 
 
 @dataclass(frozen=True)
@@ -323,17 +324,30 @@ class DenyList:
         """Return whether the name of a tar's member tells the id of an erased sample.
 
         Args:
-            name: of the member; its beginning is the id, or the key that our tars make of it.
+            name: of the member, with that of its tar before it or words behind it, if there are several. Its
+                beginning is the id, or the key that our tars make of it.
             prefixes: what the reader puts before the ids of the tar.
         """
         ids = self._of_kind(SAMPLE_ID)
         if not ids:
             return False
-        stems = {stem for whole in (name, name.rpartition("/")[2]) for stem in _stems(whole)}
+        parts = {part for each in name.split(": ") for part in (each, each.rpartition("/")[2])}
+        stems = {stem for part in parts for stem in _stems(part)}
         return any(
             stem[1:] in ids or any(text_digest(prefix + stem) in ids for prefix in prefixes)
             for stem in stems | {unquote(stem) for stem in stems}
         )
+
+    def names_hidden_in(self, partition: str, files: Iterable[str]) -> Callable[[Iterable[str]], list[str]]:
+        """Return a function that replaces names of members, or lines that begin with one, by `ERASED`.
+
+        Args:
+            partition: the shard.
+            files: its files; ids may be given names of either as prefix.
+        """
+        owners = {partition, *(own for file in files if (own := own_name(partition, file)) is not None)}
+        prefixes = ["", *(f"{owner}/" for owner in owners)]
+        return lambda names: [ERASED if self.hides_member(name, prefixes) else name for name in names]
 
     def hides_text(self, text: str) -> bool:
         """Return whether a text is an id or a URL that may not be told."""
@@ -557,28 +571,22 @@ class DenyStep:
 
     def at_end(self, stream: BatchStream) -> None:
         """Hide erased samples in the losses and notes of a stream that has been read."""
-        aliases = {loss.sample_id for loss in stream.losses if loss.kind == ERASED and loss.sample_id}
-        stream.losses[:] = self.deny.scrubbed(stream.losses, filter(is_alias, aliases))
+        aliases = aliases_in(stream.losses)
+        stream.losses[:] = self.deny.scrubbed(stream.losses, aliases)
         for file, notes in stream.notes.items():
-            self._scrub_notes(notes, _prefixes(stream.partition, file))
-
-    def _scrub_notes(self, notes: dict[str, Any], prefixes: Sequence[str]) -> None:
-        for kind in ("unreferenced_members", "unreferenced_frames", "skipped_members", LEFT_OUT_MEMBERS):
-            if kind in notes:
-                hidden = (self.deny.hides_member(name, prefixes) for name in notes[kind])
-                notes[kind] = [
-                    ERASED if is_hidden else name for is_hidden, name in zip(hidden, notes[kind], strict=True)
-                ]
-        if "unreferenced_losses" in notes:
-            notes["unreferenced_losses"] = [
-                replace(loss, kind=ERASED, reason="erased on request", source_ref=None)
-                if self.deny.hides_member(parse_source_ref(loss.source_ref)["member"] or "", prefixes)
-                else loss
-                for loss in notes["unreferenced_losses"]
-            ]
+            names = self.deny.names_hidden_in(stream.partition, [file])
+            for kind in ("unreferenced_members", "unreferenced_frames", "skipped_members", LEFT_OUT_MEMBERS):
+                if kind in notes:
+                    notes[kind] = names(notes[kind])
+            if CONTENT in notes:
+                notes[CONTENT] = {key: tuple(names(lines)) for key, lines in notes[CONTENT].items()}
+            for number, loss in enumerate(notes.get("unreferenced_losses", ())):
+                if names([parse_source_ref(loss.source_ref)["member"] or ""]) == [ERASED]:
+                    hidden = replace(loss, kind=ERASED, reason="erased on request", source_ref=None)
+                    notes["unreferenced_losses"][number] = hidden
 
 
-def _prefixes(partition: str, file: str) -> tuple[str, ...]:
-    """Return what `MM_SAMPLE_ID_PREFIX` may have put before the ids of a file."""
-    own = own_name(partition, file)
-    return ("", f"{partition}/", *([] if own is None else [f"{own}/"]))
+def aliases_in(losses: Iterable[Loss]) -> set[str]:
+    """Return the names of the samples that are erased as a whole, as losses tell."""
+    names = {loss.sample_id for loss in losses if loss.kind == ERASED}
+    return {name for name in names if name is not None and is_alias(name)}

@@ -6,7 +6,7 @@ Above ``MM_MAX_LOSS`` the shard is refused, with the causes in one line that say
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from mm_assets.formats.reports import (
 )
 from mm_assets.formats.webdataset import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
 from mm_assets.model.errors import (
+    DENIED,
     DUPLICATE_ID,
     INCOMPLETE_SAMPLE,
     UNREFERENCED_FRAME,
@@ -64,7 +65,7 @@ class LossShare:
 
     Attributes:
         lost: items that are quarantined or kept with an error, and members and frames that no sample
-            references, counted by kind of fault.
+            references, counted by kind of fault. What is denied does not count.
         kept: the other items.
         samples: the samples that can be read.
         lack: why nothing in the shard is recognised: no sample has a text or an image, there are images but
@@ -102,6 +103,7 @@ class LossShare:
             loss for notes in report.notes.values() for loss in notes.get("unreferenced_losses", ())
         ]
         items = [loss for loss in report.quarantined if loss.is_item]
+        faults = _without_denied((*items, *unreferenced))
         damaged_ranges = [loss for loss in report.quarantined if not loss.is_item]
         content = (
             report.texts
@@ -120,7 +122,7 @@ class LossShare:
             # The images of a sample that cannot be read are unreferenced too.
             lack = _NO_ITEM if not content else _NO_IMAGE if unused and not (images or items) else ""
         errors = [error for error in report.errors if error.outcome == "kept"]
-        examples = _examples((*damaged_ranges, *items, *unreferenced))
+        examples = _examples((*damaged_ranges, *faults))
         for error in errors:
             examples.setdefault(error.kind, error.message[:_LONGEST])
         columns = [
@@ -129,7 +131,7 @@ class LossShare:
         return cls(
             Counter(
                 [
-                    *(loss.kind for loss in (*items, *unreferenced)),
+                    *(loss.kind for loss in faults),
                     *(error.kind for error in errors),
                 ]
             ),
@@ -158,7 +160,9 @@ class LossShare:
             survey: the survey of the shard.
             claimed_ids: its sample ids that other shards keep, with the shard of each.
         """
-        unreadable = {kind: losses for kind, losses in survey.losses.items() if kind not in DAMAGE}
+        unreadable = {
+            kind: losses for kind, losses in survey.losses.items() if kind not in (*DAMAGE, *DENIED)
+        }
         damaged_ranges = [
             loss for kind, losses in survey.losses.items() if kind in DAMAGE for loss in losses.first
         ]
@@ -290,6 +294,17 @@ class LossShare:
         lists = known if self.fields else ""
         pair = _PAIR if self.images and NO_PAIRS not in self.reasons else ""
         return "; ".join(filter(None, (lists, pair)))
+
+
+def _without_denied(losses: Sequence[Loss]) -> list[Loss]:
+    """Return the losses that are faults: neither what is denied, nor what goes with it."""
+    denied = {loss.sample_id for loss in losses if loss.kind in DENIED}
+    return [
+        loss
+        for loss in losses
+        if loss.kind not in DENIED
+        and not (denied and loss.kind == INCOMPLETE_SAMPLE and loss.sample_id in denied)
+    ]
 
 
 def _reasons(content: ContentColumns) -> dict[str, str]:

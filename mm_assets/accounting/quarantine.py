@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.accounting.erasures import DenyList
 from mm_assets.formats.jsonl import lines_beside, stem_of
 from mm_assets.formats.materialize import Request, open_fetcher
 from mm_assets.formats.names import is_block, is_line, is_lines, is_parquet
@@ -27,7 +28,7 @@ from mm_assets.formats.parquet import UnreadableFile, read_small_table, row_of, 
 from mm_assets.formats.raw_shards import originals_of
 from mm_assets.formats.tar import BLOCK, TarDamage, check_header, member_size
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
-from mm_assets.model.errors import FETCH_FAILED, Fault
+from mm_assets.model.errors import DENIED, FETCH_FAILED, Fault
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.storage.errors import is_store_failure
 from mm_assets.storage.files import StorageOptions, join, open_binary, remove, size_of, staged
@@ -297,11 +298,16 @@ _KEY_COLUMNS = ["sample_id", "position", "modality", "source_uri", "member"]
 _DAMAGED_RANGE_NOTE = f"its first bytes, {MAX_DAMAGED_RANGE_BYTES} at most"
 _SAMPLE_NOTE = "the document of its sample: the item has no bytes of its own"
 _ROW_NOTE = "the values of its row, but for bytes"
+_DENIED_NOTE = "nothing of it is kept: it is denied"
 _NO_BYTES_NOTE = "it has no bytes of its own, and the document of its sample is not in quarantine"
 
 
 def quarantine_table(
-    losses: pa.Table, raw_files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None
+    losses: pa.Table,
+    raw_files: Sequence[str],
+    roots: Sequence[str],
+    options: StorageOptions | None = None,
+    deny: DenyList | None = None,
 ) -> pa.Table:
     """Return one record per faulty item in quarantine, and per damaged range, in `QUARANTINE_SCHEMA`.
 
@@ -309,13 +315,15 @@ def quarantine_table(
     the first bytes of a damaged range. An item without bytes of its own, such as a missing member, gets the
     JSON of its sample, which ``byte_offset`` and ``byte_size`` then locate. A row of a Parquet file, and its
     items, get the values of the row as JSON. If the bytes cannot be read (see `RawFiles.read` for the
-    limits), ``raw`` is null and ``raw_note`` says why. No other file is read, whatever a locator names.
+    limits), or are denied, ``raw`` is null and ``raw_note`` says why. No other file is read, whatever a
+    locator names.
 
     Args:
         losses: the ledger's items of one shard.
         raw_files: the files of the raw shard.
         roots: folders that locators are relative to.
         options: for the file systems.
+        deny: what may not be kept for another fault either.
     """
     quarantined = losses.filter(pc.equal(losses.column("outcome"), "quarantined"))
     records = quarantined.filter(quarantined.column("is_cause")).to_pylist()
@@ -340,6 +348,10 @@ def quarantine_table(
             location, record["raw_note"] = None, f"a frame of the same file as position {first}: see there"
         locations.append(location)
     found = files.read(locations)
+    if deny:
+        for number, data in enumerate(found):
+            if isinstance(data, memoryview) and deny.hides_bytes(data):
+                found[number] = _DENIED_NOTE
     for record, result in zip(records, found, strict=True):
         record |= {"message": record["reason"], "source_uri": record["source"]}
         if isinstance(result, str):
@@ -394,6 +406,8 @@ def _location(
     record: Mapping[str, Any], documents: Mapping[str, RawLocation | None], files: RawFiles
 ) -> tuple[RawLocation | None, str | None]:
     """Return the location of a record's bytes, and a note on them."""
+    if record["kind"] in DENIED:
+        return None, _DENIED_NOTE
     if (row := files.row_location(record["source"], record["member"])) is not None:
         return row, _ROW_NOTE
     offset, size = record["byte_offset"], record["byte_size"]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting.erasures import DenyList, alias_of
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.jsonl import samples_of
 from mm_assets.formats.names import is_parquet
@@ -26,7 +27,7 @@ from mm_assets.formats.reports import ContentColumns, content_columns, merged_co
 from mm_assets.formats.tar.scan import residue_bytes
 from mm_assets.formats.webdataset import RawLayout, stated_fields
 from mm_assets.formats.webdataset.samples import survey_tar
-from mm_assets.model.errors import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
+from mm_assets.model.errors import DAMAGED_TAR, DENIED, DUPLICATE_ID, ERASED, TRUNCATED_TAR
 from mm_assets.model.json_codec import FieldTally, is_json, json_field
 from mm_assets.model.losses import Loss
 from mm_assets.model.samples import build_source_ref, parse_source_ref
@@ -244,9 +245,10 @@ class ShardSurvey:
     def is_sound(self) -> bool:
         """True if nothing is damaged, unreadable, duplicate or missing, and every member is a regular file.
 
-        Unreferenced members do no harm.
+        Unreferenced members do no harm, and what is erased is no fault.
         """
-        return not (self.losses or self.unresolved.count or self.frame_counts.count or self.skipped.count)
+        faults = self.losses.keys() - DENIED
+        return not (faults or self.unresolved.count or self.frame_counts.count or self.skipped.count)
 
 
 def layout_digest(layout: RawLayout, max_member_bytes: int) -> str:
@@ -355,6 +357,60 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
     )
 
 
+def scrubbed_survey(
+    partition: str, survey: ShardSurvey, deny: DenyList, aliases: Collection[str] = ()
+) -> ShardSurvey:
+    """Return the survey of a shard, in which erased samples have their aliases and nothing else.
+
+    Args:
+        partition: the shard.
+        survey: of its raw shard.
+        deny: the deny list.
+        aliases: of further samples that are erased, for what is on their rows.
+    """
+    ids = survey.sample_ids.to_pylist()
+    hidden = {name for name in ids if deny.hides_sample(name) or (aliases and alias_of(name) in aliases)}
+    names = deny.names_hidden_in(partition, survey.samples.column("source").unique().to_pylist())
+
+    def others(entries: Excerpt[T], name_of: Callable[[T], str] = str) -> Excerpt[T]:
+        kept = tuple(entry for entry in entries.first if names([name_of(entry)]) != [ERASED])
+        return Excerpt(kept, entries.count - len(entries.first) + len(kept))
+
+    samples = survey.samples
+    if hidden:
+        members = [
+            "" if name in hidden else own
+            for name, own in zip(ids, samples["member"].to_pylist(), strict=True)
+        ]
+        told = [alias_of(name) if name in hidden else name for name in ids]
+        samples = samples.set_column(0, SAMPLES_SCHEMA.field("sample_id"), pa.array(told, pa.string()))
+        samples = samples.set_column(1, SAMPLES_SCHEMA.field("member"), pa.array(members, pa.string()))
+    losses: dict[str, Excerpt[Loss]] = {}
+    for kind, of_kind in survey.losses.items():
+        scrubbed = deny.scrubbed(of_kind.first, aliases)
+        for told_kind in (kind, ERASED):
+            found = tuple(loss for loss in scrubbed if loss.kind == told_kind)
+            unlisted = of_kind.count - len(scrubbed) if told_kind == kind else 0
+            if found or unlisted:
+                before = losses.get(told_kind, Excerpt())
+                losses[told_kind] = Excerpt((*before.first, *found), before.count + len(found) + unlisted)
+    unresolved = tuple(entry for entry in survey.unresolved.first if entry[0] not in hidden)
+    content = survey.content
+    return replace(
+        survey,
+        samples=samples,
+        losses=losses,
+        unresolved=Excerpt(
+            unresolved, survey.unresolved.count - len(survey.unresolved.first) + len(unresolved)
+        ),
+        frame_counts=others(survey.frame_counts, lambda entry: entry[0]),
+        unreferenced=others(survey.unreferenced),
+        skipped=others(survey.skipped),
+        left_out=None if survey.left_out is None else others(survey.left_out),
+        content=None if content is None else {key: tuple(names(lines)) for key, lines in content.items()},
+    )
+
+
 def findings(survey: ShardSurvey) -> dict[str, Any]:
     """Return the problems of a raw shard for an asset check.
 
@@ -367,7 +423,7 @@ def findings(survey: ShardSurvey) -> dict[str, Any]:
         {"kind": loss.kind, "offset": _place(loss)[1], "message": loss.reason} for loss in damage
     ]
     unreadable = {
-        kind: losses for kind, losses in survey.losses.items() if kind not in (*DAMAGE, DUPLICATE_ID)
+        kind: losses for kind, losses in survey.losses.items() if kind not in (*DAMAGE, DUPLICATE_ID, *DENIED)
     }
     found["unreadable"] = sum(losses.count for losses in unreadable.values())
     for kind, losses in unreadable.items():

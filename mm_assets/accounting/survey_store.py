@@ -31,8 +31,16 @@ import pyarrow.parquet as pq
 from mm_assets.accounting import CURATED, PUBLISHED, index_folder
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import Published
+from mm_assets.accounting.erasures import DenyList
 from mm_assets.accounting.lookup import PublishedOutputs
-from mm_assets.accounting.survey import SAMPLES_SCHEMA, Excerpt, ShardColumns, ShardSurvey, passthrough
+from mm_assets.accounting.survey import (
+    SAMPLES_SCHEMA,
+    Excerpt,
+    ShardColumns,
+    ShardSurvey,
+    passthrough,
+    scrubbed_survey,
+)
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UNREADABLE
 from mm_assets.formats.reports import ContentColumns
@@ -472,6 +480,22 @@ def _parsed(texts: Mapping[str, str], parse: Callable[[str], T]) -> dict[str, T]
     """Return each text parsed; equal ones are parsed once."""
     parsed = {text: parse(text) for text in set(texts.values())}
     return {partition: parsed[text] for partition, text in texts.items()}
+
+
+def scrub_surveys(root: str, partitions: Iterable[str], options: StorageOptions | None = None) -> int:
+    """Write surveys anew that tell of an erased sample more than its alias.
+
+    Returns:
+        How many.
+    """
+    deny, store = DenyList.read(root, options), SurveyStore(root, options)
+    written = 0
+    for partition, survey in store.surveys(partitions) if deny else ():
+        scrubbed = scrubbed_survey(partition, survey, deny)
+        if scrubbed != survey:
+            store.write(partition, scrubbed)
+            written += 1
+    return written
 
 
 _LEAST_IDS = 1 << 16  # fewer ids are not looked up at once

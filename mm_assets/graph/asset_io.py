@@ -36,6 +36,7 @@ from mm_assets.accounting import (
 )
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import SCHEMA_CHANGES, disagreement
+from mm_assets.accounting.erasures import DenyList
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.filters import FilterSettingError
@@ -50,6 +51,7 @@ from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
 from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, judged_before, unreadable
 from mm_assets.graph.shard_jobs import (
     CLOSED_RECORDS,
+    DENY,
     GROUP_MEMBERS,
     IMAGES,
     KNOWN_SCORES,
@@ -92,6 +94,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
     _refused: set[str] = PrivateAttr(default_factory=set)
     _lost_ids: dict[str, frozenset[str]] = PrivateAttr(default_factory=dict)
     _source: str = PrivateAttr(default="")
+    _deny: DenyList = PrivateAttr(default_factory=DenyList)
 
     def options(self) -> dict[str, object]:
         return {**super().options(), "layout": self.gate.known_layout()}
@@ -102,7 +105,9 @@ class IngestIOManager(RawInput, _ParquetOutput):
 
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Return the jobs with the types of columns and the ids to skip, from the surveys of all shards."""
-        inspections = self.gate.inspect([job.shard for job in jobs])
+        self._deny = DenyList.read(self.root)
+        self._deny.refuse_missing_extra()
+        inspections = self.gate.inspect([job.shard for job in jobs], self._deny)
         is_strict = self.on_materialize_error == "error"
         before = Ledger(self.root).records(jobs[0].asset, [job.key for job in jobs])
         self._lost_ids = {
@@ -134,6 +139,8 @@ class IngestIOManager(RawInput, _ParquetOutput):
                 resolved_options["image_position"] = 1
             if inspection.survey.documents:  # earlier outputs have no items of such documents: made again
                 resolved_options["documents"] = inspection.survey.documents
+            if erasures := self._deny.erasures_of(job.key):
+                resolved_options["erasures"] = erasures
             resolved.append(replace(job, options={**job.options, **resolved_options}))
         decisions = {
             key: found.decision for key, found in inspections.items() if isinstance(found, ShardInspection)
@@ -152,6 +159,8 @@ class IngestIOManager(RawInput, _ParquetOutput):
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
         """Return the jobs with the tolerated loss, the ids that were lost before, and where images lie.
 
+        And with what is denied, where anything is.
+
         They are no part of the fingerprint: they decide what is published and recorded, not what is written.
         """
         return [
@@ -162,6 +171,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
                     "layout": self.gate.layout(),
                     "max_loss": self.gate.max_loss,
                     LOST_IDS: sorted(self._lost_ids.get(job.key, ())),
+                    **({DENY: True} if self._deny else {}),
                 },
             )
             for job in super().prepare_chunk(jobs)
@@ -504,6 +514,11 @@ class QuarantineIOManager(RawInput):
                 continue
             resolved.append(replace(job, options={**job.options, "source_asset": source, "losses": losses}))
         return resolved
+
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
+        """Return the jobs with what is denied: none of it is kept for another fault."""
+        jobs, denies = super().prepare_chunk(jobs), bool(DenyList.read(self.root))
+        return [replace(job, options={**job.options, DENY: True}) for job in jobs] if denies else jobs
 
     def unchanged_record(self, record: ShardRecord) -> ShardRecord:
         """Return the record with a count of 0 closed records: an earlier run closed them."""

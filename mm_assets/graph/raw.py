@@ -16,10 +16,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import dagster as dg
+import pyarrow.compute as pc
 from pydantic import Field
 
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import SCHEMA_CHANGES, SchemaContract, SchemaDecision
+from mm_assets.accounting.erasures import ALIAS, DenyList
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.survey import ShardSurvey, findings
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore, duplicates
@@ -283,10 +285,17 @@ class RawGate(dg.ConfigurableResource[Any]):
             layout["images_from"] = portable_places(self.images_from, relative_root(self.raw.roots()))
         return layout
 
-    def inspect(self, shards: Sequence[Shard]) -> dict[str, ShardInspection | str]:
-        """Return the inspection of each shard by key; one line of text for a shard that cannot be opened."""
+    def inspect(
+        self, shards: Sequence[Shard], deny: DenyList | None = None
+    ) -> dict[str, ShardInspection | str]:
+        """Return the inspection of each shard by key; one line of text for a shard that cannot be opened.
+
+        Args:
+            deny: the deny list of the storage root, where it has been read.
+        """
         store = SurveyStore(self.root)
-        surveys, errors = self._surveys(store, shards)
+        deny = DenyList.read(self.root) if deny is None else deny
+        surveys, errors = self._surveys(store, shards, bool(deny))
         found: dict[str, ShardInspection | str] = dict(errors)
         if not surveys:
             return found
@@ -321,6 +330,9 @@ class RawGate(dg.ConfigurableResource[Any]):
             return survey.unresolved_ids | lost
 
         sample_ids = {key: survey.sample_ids for key, survey in surveys.items()}
+        if deny:  # what is erased is in no output, so no shard keeps it
+            is_hidden = {key: pc.match_substring_regex(ids, ALIAS) for key, ids in sample_ids.items()}
+            sample_ids = {key: ids.filter(pc.invert(is_hidden[key])) for key, ids in sample_ids.items()}
         claimed_ids = duplicates(store, sample_ids, landed, known, faulty, unpublishable)
         removed = frozenset(known).difference(listed, surveys)
         for key, survey in surveys.items():
@@ -342,7 +354,7 @@ class RawGate(dg.ConfigurableResource[Any]):
             yield key, unreadable(inspection) if isinstance(inspection, str) else inspection.checks
 
     def _surveys(
-        self, store: SurveyStore, shards: Sequence[Shard]
+        self, store: SurveyStore, shards: Sequence[Shard], denies: bool
     ) -> tuple[dict[str, ShardSurvey], dict[str, str]]:
         from mm_assets.graph.shard_work import SurveyJob, digest_of_layout, survey_raw_shard
 
@@ -358,7 +370,9 @@ class RawGate(dg.ConfigurableResource[Any]):
             if known is not None and known.is_of(shard.version, by):
                 surveys[shard.key] = known
             else:
-                jobs.append(SurveyJob(shard.key, shard.uri, shard.version, layout, relative_to, self.root))
+                jobs.append(
+                    SurveyJob(shard.key, shard.uri, shard.version, layout, relative_to, self.root, denies)
+                )
         for attempts_left in (2, 1, 0):
             # Types and ids of the other shards are resolved without one that has no survey. Any shard may
             # have killed the worker, so the survey is tried again.

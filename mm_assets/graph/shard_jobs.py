@@ -29,6 +29,7 @@ GROUP_MEMBERS = "members"  # in the account of a group: the names of its raw sha
 KNOWN_SCORES = (
     "known_scores"  # option of a job: the data version of the scores of the same rows that are there
 )
+DENY = "deny"  # option of a job: something is denied; no part of the fingerprint
 IMAGES = "images"  # option of a job whose output refers to the images of its source
 RAW = "raw"  # side input: the raw shards, whose bytes the quarantine holds
 CLOSED_RECORDS = "closed"  # metadata: number of records that the run closed
@@ -43,6 +44,8 @@ def ingest_shard(job: ShardJob) -> ShardResult:
     What cannot be read is quarantined, unless the policy is ``error``.
     """
     from mm_assets.accounting.contract import Published
+    from mm_assets.accounting.erasures import DenyList, aliases_in
+    from mm_assets.accounting.survey import scrubbed_survey
     from mm_assets.accounting.survey_store import published_facts, published_to_text
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetWriter
     from mm_assets.formats.raw_shards import RawReader
@@ -63,12 +66,17 @@ def ingest_shard(job: ShardJob) -> ShardResult:
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
-    result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"], observer=ShardPictures)
+    deny = DenyList.read(job.root) if DENY in options else DenyList()
+    first = deny.step(policy, options["raw_roots"]) if deny else None
+    result, report = convert_shard(
+        job, reader, writer, max_loss=options["max_loss"], observer=ShardPictures, deny=first
+    )
     if report is not None and (members := members_of(job)):
         result = replace(result, account={**result.account, GROUP_MEMBERS: members})
     if report is not None:
         taken = set(options["taken_ids"])
-        lost = {
+        aliases = aliases_in(report.losses)
+        lost = aliases | {
             loss.sample_id
             for loss in report.losses
             if loss.kind != DUPLICATE_ID and loss.modality == "metadata" and loss.sample_id is not None
@@ -76,7 +84,13 @@ def ingest_shard(job: ShardJob) -> ShardResult:
         # What another shard keeps has not been read this time: it is as it was.
         if listed := sorted(lost.union(taken.intersection(options[LOST_IDS])))[:_MOST_LOST_IDS]:
             result = replace(result, account={**result.account, LOST_IDS: listed})
-        survey = SurveyStore(job.root).read(job.key, job.shard.version)
+        store = SurveyStore(job.root)
+        survey = store.read(job.key, job.shard.version)
+        if survey is not None and deny:
+            scrubbed = scrubbed_survey(job.key, survey, deny, aliases)
+            if scrubbed != survey:  # only its rows told that a sample is erased
+                store.write(job.key, scrubbed)
+                survey = scrubbed
         if survey is not None:
             absent = lost | taken
             ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
@@ -156,12 +170,16 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
 
     Records of items that are not faulty any more are closed. Without open records the file is removed.
     """
+    from mm_assets.accounting.erasures import DenyList
     from mm_assets.accounting.quarantine import names_of, publish_quarantine, quarantine_table, record_names
     from mm_assets.model.digest import ContentDigest
 
     previous = record_names(job.dest)
     losses = Ledger(job.root).items(job.options["source_asset"], job.key)
-    records = quarantine_table(losses, files_of(job.side_inputs[RAW].uri), job.options["raw_roots"])
+    options = job.options
+    files = files_of(job.side_inputs[RAW].uri)
+    deny = DenyList.read(job.root) if DENY in options else None
+    records = quarantine_table(losses, files, options["raw_roots"], deny=deny)
     nbytes = publish_quarantine(job.dest, records)
     content = ContentDigest()
     content.observe(

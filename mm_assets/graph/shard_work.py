@@ -20,10 +20,11 @@ from mm_assets.accounting import Balance, account_table, statistics_folder
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical import CanonicalSource, Derived, OutputProblems, derive
 from mm_assets.accounting.comparison import compare
+from mm_assets.accounting.erasures import DenyList
 from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.proof import ShardProof
-from mm_assets.accounting.survey import ShardSurvey, layout_digest, survey_shard
+from mm_assets.accounting.survey import ShardSurvey, layout_digest, scrubbed_survey, survey_shard
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.chain import VERDICTS
 from mm_assets.filters.duplicates import verdicts_uri
@@ -78,6 +79,7 @@ def convert_shard(
     in_digest: str | None = None,
     max_loss: float | None = None,
     observer: Callable[[tuple[Step, ...]], Observer] | None = None,
+    deny: Step | None = None,
 ) -> tuple[ShardResult, PartitionReport | None]:
     """Take one shard through its steps into a writer.
 
@@ -87,6 +89,7 @@ def convert_shard(
         max_loss: share of members and items (0..1) that may be lost; a shard that loses more is not
             published.
         observer: of the shard's steps.
+        deny: goes before them, and is not observed: no picture of what it takes out is shown.
 
     Returns:
         The result, and the writer's report (None for a shard that failed).
@@ -100,7 +103,8 @@ def convert_shard(
     partition = Partition(job.key, files_of(job.shard.uri))
     check_steps = (CheckStep(check) for check in job.checks if check.step is not None)
     steps = steps if watching is None else watching.steps
-    conversion = Conversion(reader, partition, writer, (*steps, *check_steps))
+    first = () if deny is None else (deny,)
+    conversion = Conversion(reader, partition, writer, (*first, *steps, *check_steps))
     checks: list[Check] = []
 
     def check(report: PartitionReport) -> None:
@@ -433,6 +437,7 @@ class SurveyJob:
         layout: arguments of the reader, with ``max_member_bytes``.
         relative_to: the folder that locators are relative to.
         root: the storage root.
+        denies: whether there is a deny list.
     """
 
     key: str
@@ -441,6 +446,7 @@ class SurveyJob:
     layout: Mapping[str, Any]
     relative_to: str | None
     root: str
+    denies: bool
 
 
 def survey_raw_shard(job: SurveyJob) -> ShardSurvey:
@@ -450,6 +456,8 @@ def survey_raw_shard(job: SurveyJob) -> ShardSurvey:
     survey = survey_shard(
         job.key, files_of(job.uri), job.version, reader.layout, job.relative_to, max_member_bytes=limit
     )
+    if job.denies:
+        survey = scrubbed_survey(job.key, survey, DenyList.read(job.root))
     SurveyStore(job.root).write(job.key, survey)
     return survey
 
