@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.accounting import lost_items_folder, publish_lists
+from mm_assets.accounting.erasures import DenyList
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.filters import KEYS
 from mm_assets.filters.chain import FilterChain
+from mm_assets.filters.known_hashes import opened_hash_lists
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.registry import (
     NONE,
@@ -49,6 +51,7 @@ from mm_assets.formats.registry import (
 from mm_assets.formats.reports import PartitionReport, PartitionsRefused, WriteReport
 from mm_assets.formats.writer import ExistingPartitions, InterleavedWriter
 from mm_assets.model.errors import (
+    DENIED,
     MmAssetsError,
     ShardError,
     counted,
@@ -66,6 +69,7 @@ from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings, load_plugins
 from mm_assets.storage.errors import error_line, located, readable_store_errors
 from mm_assets.storage.files import (
+    absolute,
     is_within,
     no_empty_folders,
     refuse_unwritable,
@@ -400,6 +404,7 @@ class DatasetConversion:
             sweep_output(writer.path)
             sweep(lost_items_folder(writer))
         settings = Settings.load()
+        deny = deny_list_of(settings)
         limit = settings.max_loss if max_loss is None else max_loss
         processes = min(workers or available_cores(), max(len(conversions), 1))
         reports: list[PartitionReport] = []
@@ -410,8 +415,10 @@ class DatasetConversion:
             partitions = [each.partition for each in conversions]
             if partitions:
                 steps = fitted(conversions[0].steps, conversions[0].reader, partitions, lists)
+                if deny:
+                    steps = (deny.step(writer.on_materialize_error, writer.roots), *steps)
                 conversions = [replace(each, steps=steps) for each in conversions]
-            conversions, failures = resolve_duplicates(conversions, pool.map)
+            conversions, failures = resolve_duplicates(conversions, pool.map, deny.hides_sample)
             jobs = [_Job(each, existing.note_of(each.partition.name)) for each in conversions]
             with Progress(len(jobs)) as progress:
                 for (conversion, _), result in pool.map(partial(_convert, max_loss=limit), jobs):
@@ -434,7 +441,21 @@ class DatasetConversion:
         with readable_store_errors(), located(writer.path):
             existing.note_published([report.partition for report in reports])
         publish_lists(writer, reports)
+        if denied := sum(loss.kind in DENIED for report in reports for loss in report.losses):
+            warn_user(f"{counted(denied, 'item')} refused: the deny list of {settings.storage} has them")
         return Converted(WriteReport(writer.path, tuple(reports)), failures, frozenset(skipped))
+
+
+def deny_list_of(settings: Settings) -> DenyList:
+    """Return what may not come in: by the erasures of ``MM_STORAGE``, and by ``MM_HASH_LISTS``.
+
+    Raises:
+        ValueError: in one line, a list cannot be used, or no picture compared.
+    """
+    with located(settings.storage):
+        deny = DenyList.read(absolute(settings.storage), lists=opened_hash_lists(settings.hash_lists))
+    deny.refuse_missing_extra()
+    return deny
 
 
 def fitted(

@@ -399,6 +399,9 @@ class Settings:
     max_member_bytes: str = _setting(
         "1GiB", byte_size, "a larger member of a tar, or image in Parquet, is not read"
     )
+    hash_lists: tuple[str, ...] = _setting(
+        (), names, "files or URLs with hashes of images that may not come in: sha256, md5, pdq"
+    )
     schema_changes: str = _setting(
         "refuse", one_of(*SCHEMA_CHANGES), "a shard whose types do not fit the published ones"
     )

@@ -23,17 +23,18 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import LEDGER_FOLDER
-from mm_assets.filters.measure import LEAST_QUALITY, hash_bits
+from mm_assets.filters.id_list import HASH_DIGITS
+from mm_assets.filters.known_hashes import DEFAULT_RADIUS, MOST_RADIUS, HashList, KnownHashes
+from mm_assets.filters.measure import LEAST_QUALITY
 from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import own_name
 from mm_assets.formats.reports import CONTENT, LEFT_OUT_MEMBERS
-from mm_assets.model.errors import ERASED, INCOMPLETE_SAMPLE, require
+from mm_assets.model.errors import ERASED, INCOMPLETE_SAMPLE, LISTED_HASH, require
 from mm_assets.model.json_codec import is_json, json_value, strings_in
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import binary_views, take_rows
@@ -44,8 +45,6 @@ from mm_assets.storage.stamps import files_in
 
 SAMPLE_ID, URL, SHA256, MD5, PDQ = "sample_id", "url", "sha256", "md5", "pdq"
 KINDS: Final = (SAMPLE_ID, URL, SHA256, MD5, PDQ)
-DEFAULT_RADIUS, MOST_RADIUS = 10, 31
-"""Bits that the PDQ hash of an image may differ in from the one given; beyond 31 pictures are others."""
 ALIAS: Final = "^erased:[0-9a-f]{32}$"
 """Expression that names of erased samples match."""
 LONGEST_TEXT: Final = 1 << 16
@@ -57,7 +56,6 @@ _SUFFIX, _WORK = ".json", ".work"
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _BLANKS: Final = b" \t\r\n\xef\xbb\xbf"  # with the mark of UTF-8
-_HEX: Final = {SHA256: 64, MD5: 32, PDQ: 64}
 _FETCHED_BYTES: Final = 32 << 20  # of images that only a locator names, at a time
 
 
@@ -99,10 +97,10 @@ class Entry:
         """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}")
-        if kind in _HEX:
+        if kind in HASH_DIGITS:
             value = given.lower()
-            if len(value) != _HEX[kind] or not set(value) <= set("0123456789abcdef"):
-                raise ValueError(f"{kind}: {given!r:.100} is not {_HEX[kind]} hex digits")
+            if len(value) != HASH_DIGITS[kind] or not set(value) <= set("0123456789abcdef"):
+                raise ValueError(f"{kind}: {given!r:.100} is not {HASH_DIGITS[kind]} hex digits")
         else:
             nbytes = len(given.encode("utf-8", "surrogatepass"))
             if not 0 < nbytes <= LONGEST_TEXT:
@@ -242,15 +240,17 @@ class Denial(NamedTuple):
 
 @dataclass(frozen=True)
 class DenyList:
-    """What may not come in: entries of all erasures, each with its denial. It is false if there are none.
+    """What may not come in: entries of all erasures, and users' hash lists. It is false if there are none.
 
     Attributes:
-        entries: by entry.
+        entries: those of erasures, each with its denial.
         partitions: ids of the erasures that name a partition, by partition.
+        lists: hash lists.
     """
 
     entries: Mapping[Entry, Denial] = field(default_factory=dict)
     partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lists: tuple[HashList, ...] = ()
 
     @classmethod
     def of(cls, erasures: Iterable[Erasure]) -> DenyList:
@@ -266,39 +266,45 @@ class DenyList:
         return cls(entries, partitions)
 
     @classmethod
-    def read(cls, root: str, options: StorageOptions | None = None) -> DenyList:
+    def read(
+        cls, root: str, options: StorageOptions | None = None, lists: Iterable[HashList] = ()
+    ) -> DenyList:
         """Return the list of a storage root, with one listing; files are read where they have changed.
+
+        Args:
+            root: a folder or URL.
+            options: for its file system.
+            lists: hash lists that count as well.
 
         Raises:
             UnreadableFile: an erasure is damaged.
         """
         store = ErasureStore(root, options)
         stamps = store.stamps()
-        if not stamps:
-            return cls()
-        known = _read_before.get(store.folder)
-        if known is None or known[0] != stamps:
+        known = _read_before.get(store.folder, ({}, cls()))
+        if known[0] != stamps:
             known = _read_before[store.folder] = stamps, cls.of(store.all())
-        return known[1]
+        return replace(known[1], lists=given) if (given := tuple(lists)) else known[1]
 
     def __bool__(self) -> bool:
-        return bool(self.entries)
+        return bool(self.entries or self.lists)
 
     @cached_property
     def digest(self) -> str:
-        """Digest of all entries, whoever asked for them."""
+        """Digest of all entries, whoever asked for them, and of hash lists."""
         stated = sorted((entry.kind, entry.value, entry.radius) for entry in self.entries)
-        return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
+        lists = sorted(each.digest for each in self.lists)
+        return hashlib.sha256(json.dumps([stated, lists]).encode()).hexdigest()[:32]
 
     @property
     def needs_pixels(self) -> bool:
         """Whether images have to be decoded."""
-        return bool(self._pdq.denials)
+        return bool(self._pictures)
 
     @property
     def needs_bytes(self) -> bool:
         """Whether the bytes of images have to be read."""
-        return bool(self._of_kind(SHA256) or self._of_kind(MD5) or self.needs_pixels)
+        return bool(self.lists or self._of_kind(SHA256) or self._of_kind(MD5) or self.needs_pixels)
 
     def refuse_missing_extra(self) -> None:
         """Raise `MissingExtra` if pictures are to be compared and nothing can.
@@ -355,7 +361,7 @@ class DenyList:
 
     def hides_bytes(self, data: bytes | memoryview) -> bool:
         """Return whether bytes are an image that may not come in, or a JSON text with such an id or URL."""
-        if _of_bytes(data, self._of_kind(SHA256), self._of_kind(MD5)) is not None:
+        if self._of_bytes(data) is not None:
             return True
         if not bytes(data[:64]).lstrip(_BLANKS).startswith((b"{", b"[")):
             return False
@@ -432,9 +438,28 @@ class DenyList:
         return self._by_kind[kind]
 
     @cached_property
-    def _pdq(self) -> _Pictures:
-        entries = {entry: denial for entry, denial in self.entries.items() if entry.kind == PDQ}
-        return _Pictures.of(entries)
+    def _pictures(self) -> list[tuple[KnownHashes, list[Denial]]]:
+        """PDQ hashes, with the denial of each, or one for all."""
+        entries = [entry for entry in self.entries if entry.kind == PDQ]
+        known = KnownHashes([entry.value for entry in entries], [entry.radius for entry in entries])
+        denials = [self.entries[entry] for entry in entries]
+        listed = [(each.pictures, [_listed(each)]) for each in self.lists if PDQ in each.columns]
+        return [(hashes, of) for hashes, of in [(known, denials), *listed] if len(hashes)]
+
+    def _of_bytes(self, data: bytes | memoryview) -> Denial | None:
+        """Return what is said against the bytes of an image; None if nothing is."""
+        for kind, hashed in ((SHA256, hashlib.sha256), (MD5, hashlib.md5)):
+            denials = self._of_kind(kind)
+            lists = [each for each in self.lists if kind in each.columns]
+            if not denials and not lists:
+                continue
+            digits = hashed(data, usedforsecurity=False).hexdigest()
+            if (found := denials.get(digits)) is not None:
+                return found
+            for each in lists:
+                if each.has(kind, digits):
+                    return _listed(each)
+        return None
 
     def _denied_images(
         self, table: pa.Table, roots: Sequence[str] | None, options: StorageOptions | None
@@ -445,28 +470,34 @@ class DenyList:
             views = [view for chunk in part.column("binary_content").chunks for view in binary_views(chunk)]
             is_image = pc.equal(part.column("modality"), "image").to_pylist()
             rows = [row for row, view in enumerate(views) if is_image[row] and view]
-            for row in rows:
-                denial = _of_bytes(views[row], self._of_kind(SHA256), self._of_kind(MD5))
-                if denial is not None:
-                    yield first + row, denial
-            if self.needs_pixels:
-                yield from ((first + row, denial) for row, denial in self._pdq.denied(part, rows))
+            denied = {row: self._of_bytes(views[row] or b"") for row in rows}
+            if self._pictures:
+                others = [row for row, denial in denied.items() if denial is None]
+                denied |= self._of_pixels(part, others)
+            yield from ((first + row, denial) for row, denial in denied.items() if denial is not None)
             first += part.num_rows
+
+    def _of_pixels(self, table: pa.Table, rows: Sequence[int]) -> dict[int, Denial | None]:
+        """Return what is said against pictures, by row; those whose hash says little are like none."""
+        from mm_assets.filters.measures import PerceptualHash, PerceptualQuality
+        from mm_assets.filters.scores import score_rows
+
+        scores = score_rows(table, rows, measures=(PerceptualHash(), PerceptualQuality())) if rows else []
+        denied: dict[int, Denial | None] = {}
+        for row, score in zip(rows, scores, strict=True):
+            hash_ = score.get("perceptual_hash")
+            if hash_ is not None and score.get("perceptual_quality") >= LEAST_QUALITY:
+                for known, denials in self._pictures:
+                    if row not in denied and (found := known.nearest(hash_)) is not None:
+                        denied[row] = denials[found[0] if len(denials) > 1 else 0]
+        return denied
+
+
+def _listed(each: HashList) -> Denial:
+    return Denial(LISTED_HASH, f"matches the hash list {each.name}")
 
 
 _read_before: dict[str, tuple[Mapping[str, str], DenyList]] = {}
-
-
-def _of_bytes(
-    data: bytes | memoryview | None, sha256: Mapping[str, Denial], md5: Mapping[str, Denial]
-) -> Denial | None:
-    """Return what is said against bytes; None if nothing is."""
-    if data is None:
-        return None
-    found = sha256.get(hashlib.sha256(data).hexdigest()) if sha256 else None
-    if found is None and md5:
-        found = md5.get(hashlib.md5(data, usedforsecurity=False).hexdigest())
-    return found
 
 
 def _stems(name: str) -> Iterator[str]:
@@ -487,35 +518,6 @@ def _texts(table: pa.Table) -> Iterator[tuple[int, str]]:
         for row, value in enumerate(column.to_pylist()):
             decoded = json_value(value) if is_coded and value is not None else value
             yield from ((row, text) for text in strings_in(decoded) if len(text) <= LONGEST_TEXT)
-
-
-@dataclass(frozen=True)
-class _Pictures:
-    """PDQ hashes of pictures that may not come in."""
-
-    hashes: npt.NDArray[np.uint64]
-    radii: npt.NDArray[np.int64]
-    denials: tuple[Denial, ...]
-
-    @classmethod
-    def of(cls, entries: Mapping[Entry, Denial]) -> _Pictures:
-        radii = np.array([entry.radius for entry in entries], np.int64)
-        return cls(hash_bits(entry.value for entry in entries), radii, tuple(entries.values()))
-
-    def denied(self, table: pa.Table, rows: Sequence[int]) -> Iterator[tuple[int, Denial]]:
-        """Yield rows whose pictures are near one of them, and what is said against it."""
-        from mm_assets.filters.measures import PerceptualHash, PerceptualQuality
-        from mm_assets.filters.scores import score_rows
-
-        for row, score in zip(
-            rows, score_rows(table, rows, measures=(PerceptualHash(), PerceptualQuality())), strict=True
-        ):
-            hash_, quality = score.get("perceptual_hash"), score.get("perceptual_quality")
-            if hash_ is None or quality < LEAST_QUALITY:
-                continue
-            distances = np.bitwise_count(self.hashes ^ hash_bits([hash_])).sum(axis=1)
-            if len(near := np.flatnonzero(distances <= self.radii)):
-                yield row, self.denials[int(near[0])]
 
 
 def _places(rows: pa.Table) -> Iterator[tuple[int, str]]:

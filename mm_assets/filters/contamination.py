@@ -34,7 +34,7 @@ from mm_assets.filters import (
     setting,
 )
 from mm_assets.filters.chain import ScoreFilter
-from mm_assets.filters.measure import hash_bits
+from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.filters.minhash import shingles, words_of
 from mm_assets.filters.scores import score_rows
 from mm_assets.formats.parquet import publish_table, read_small_table
@@ -223,7 +223,7 @@ class KnownItems:
         self._files = dict(
             zip(images.column("sha256").to_pylist(), images.column("item").to_pylist(), strict=True)
         )
-        self._hashes = hash_bits(hashed.column("hash").to_pylist())
+        self._hashes = KnownHashes(hashed.column("hash").to_pylist(), DISTANCE)
         self._hashed = hashed.column("item")
 
     def text(self, words: npt.NDArray[np.uint64]) -> tuple[str, None] | None:
@@ -240,12 +240,10 @@ class KnownItems:
         """
         if sha256 in self._files:
             return str(self._files[sha256]), None
-        if hash_ is None or not len(self._hashes):
+        if hash_ is None or (found := self._hashes.nearest(hash_)) is None:
             return None
-        distances = np.bitwise_count(self._hashes ^ hash_bits([hash_])).sum(axis=1)
-        nearest = int(distances.argmin())
-        distance = int(distances[nearest])
-        return (str(self._hashed[nearest]), distance) if distance <= DISTANCE else None
+        nearest, distance = found
+        return str(self._hashed[nearest]), distance
 
 
 @lru_cache(maxsize=16)

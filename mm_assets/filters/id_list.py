@@ -38,12 +38,16 @@ SAMPLE_ID, POSITION, SHA256, REASON = "sample_id", "position", "sha256", "reason
 OF_SAMPLES, OF_IMAGES, OF_BYTES = (SAMPLE_ID,), (SAMPLE_ID, POSITION), (SHA256,)
 """What a list may list, by its columns."""
 
+MD5, PDQ, RADIUS = "md5", "pdq", "radius"
+HASH_DIGITS: Final = {SHA256: 64, MD5: 32, PDQ: 64}
+"""Hexadecimal digits of each kind of hash."""
+
 _CURATOR_ID: Final = "id"  # of NeMo Curator's lists of duplicates
 _PARQUET, _CSV, _TEXT = ".parquet", (".csv", ".tsv"), ".txt"
 _SUFFIXES: Final = (_PARQUET, *_CSV, _TEXT)
 _DIGITS, _HEX = r"^[0-9]{1,9}$", "^[0-9a-f]{64}$"
 _UNPRINTABLE: Final = r"[\p{C}\s]+"
-_WANTED: Final = (SAMPLE_ID, _CURATOR_ID, POSITION, SHA256, REASON)
+_WANTED: Final = (SAMPLE_ID, _CURATOR_ID, POSITION, *HASH_DIGITS, RADIUS, REASON)
 _LONGEST_REASON: Final = 100  # characters
 _MOST_REASONS: Final = 1000  # each is counted in the metadata of events
 _AT_ONCE: Final = 1 << 20
@@ -69,7 +73,7 @@ class IdList:
     columns: tuple[str, ...]
 
     @classmethod
-    def of(cls, uri: str) -> IdList:
+    def of(cls, uri: str) -> Self:
         """Return the list in a file.
 
         Raises:
@@ -77,7 +81,35 @@ class IdList:
             OSError: it cannot be read.
         """
         stamp = remote_stamps([uri])[uri] if is_remote(uri) else local_stamp(uri)
-        return _described(uri, stamp)
+        kind: Any = cls  # it is hashable
+        found: Self = _described(kind, uri, stamp)
+        return found
+
+    @classmethod
+    def all_of(cls, locations: Iterable[str]) -> list[Self]:
+        """Return the lists in the files of some locations; raises as `of` does."""
+        files = (file for place in locations for file in expand_paths(os.path.expanduser(place), _SUFFIXES))
+        return [cls.of(absolute(file)) for file in files]
+
+    @staticmethod
+    def columns_in(uri: str, names: Sequence[str] | None) -> tuple[str, ...]:
+        """Return what a file lists, by the names of its columns; None: it has lines without columns.
+
+        Raises:
+            BadList: it lists nothing.
+        """
+        if names is None:
+            return OF_SAMPLES
+        has_id = SAMPLE_ID in names or (_CURATOR_ID in names and SHA256 not in names)
+        if has_id and POSITION in names:
+            return OF_IMAGES
+        if has_id and SHA256 in names:
+            raise BadList(f"{uri}: it has {SAMPLE_ID} and {SHA256}: leave one of them out, or add {POSITION}")
+        if has_id:
+            return OF_SAMPLES
+        if SHA256 in names:
+            return OF_BYTES
+        raise BadList(f"{uri}: no column {SAMPLE_ID} or {SHA256}; {there_are(names)}")
 
     @property
     def name(self) -> str:
@@ -104,13 +136,21 @@ class IdList:
         data = _data_of(self.uri)
         if _digest(self.uri, data) != self.digest:
             raise BadList(f"{self.uri}: changed while it was read: try again")
-        return sorted_by_hash(_checked(self.uri, _table_of(self.uri, data), self.columns))
+        return sorted_by_hash(self.rows_of(_table_of(self.uri, data)))
+
+    def rows_of(self, table: pa.Table) -> pa.Table:
+        """Return the rows of the file in their own types.
+
+        Raises:
+            BadList: one lists nothing.
+        """
+        return _checked(self.uri, table, self.columns)
 
 
 @lru_cache(maxsize=256)
-def _described(uri: str, stamp: str) -> IdList:
+def _described(kind: type[IdList], uri: str, stamp: str) -> Any:
     data = _data_of(uri)
-    return IdList(uri, _digest(uri, data), _columns_of(uri, data))
+    return kind(uri, _digest(uri, data), kind.columns_in(uri, _names_of(uri, data)))
 
 
 def _data_of(uri: str) -> pa.Buffer:
@@ -136,11 +176,11 @@ def _digest(uri: str, data: pa.Buffer) -> str:
     return digest.hexdigest()
 
 
-def _columns_of(uri: str, data: pa.Buffer) -> tuple[str, ...]:
-    """Return what a file lists, by its head."""
+def _names_of(uri: str, data: pa.Buffer) -> list[str] | None:
+    """Return the names of the columns of a file, by its head; None if it has none."""
     suffix = _suffix(uri)
     if suffix == _TEXT:
-        return OF_SAMPLES
+        return None
     try:
         if suffix == _PARQUET:
             names = open_checked(pa.BufferReader(data)).schema_arrow.names
@@ -152,17 +192,12 @@ def _columns_of(uri: str, data: pa.Buffer) -> tuple[str, ...]:
     for name in _WANTED:
         if names.count(name) > 1:
             raise BadList(f"{uri}: it has {names.count(name)} columns {name}: leave one")
-    has_id = SAMPLE_ID in names or (_CURATOR_ID in names and SHA256 not in names)
-    if has_id and POSITION in names:
-        return OF_IMAGES
-    if has_id and SHA256 in names:
-        raise BadList(f"{uri}: it has {SAMPLE_ID} and {SHA256}: leave one of them out, or add {POSITION}")
-    if has_id:
-        return OF_SAMPLES
-    if SHA256 in names:
-        return OF_BYTES
-    there_are = ", ".join(map(repr, names[:10])) or "none"
-    raise BadList(f"{uri}: no column {SAMPLE_ID} or {SHA256}; its columns: {there_are}")
+    return list(names)
+
+
+def there_are(names: Sequence[str]) -> str:
+    """Return words for a message on which columns there are."""
+    return f"its columns: {', '.join(map(repr, names[:10])) or 'none'}"
 
 
 def _csv(suffix: str) -> pa_csv.ParseOptions:
@@ -212,10 +247,7 @@ def _checked(uri: str, table: pa.Table, columns: Sequence[str]) -> pa.Table:
     for name in columns:
         source = name if name in table.column_names else _CURATOR_ID
         column = table.column(source)
-        is_number = pa.types.is_integer(column.type)
-        if not (is_number or pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise BadList(f"{uri}: column {source!r} is of type {column.type}, not text or whole numbers")
-        text = column.cast(pa.large_string())
+        text = as_text(uri, source, column)
         if name == SHA256:
             text = pc.utf8_lower(text)
         pattern, what = {POSITION: (_DIGITS, "no position"), SHA256: (_HEX, "not 64 hex digits")}.get(
@@ -232,6 +264,18 @@ def _checked(uri: str, table: pa.Table, columns: Sequence[str]) -> pa.Table:
     if REASON in table.column_names:
         found[REASON] = _reasons(uri, table.column(REASON))
     return pa.table(found)
+
+
+def as_text(uri: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column as text.
+
+    Raises:
+        BadList: it is neither text nor whole numbers.
+    """
+    is_number = pa.types.is_integer(column.type) or pa.types.is_null(column.type)
+    if not (is_number or pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise BadList(f"{uri}: column {name!r} is of type {column.type}, not text or whole numbers")
+    return column.cast(pa.large_string())
 
 
 def _reasons(uri: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -319,7 +363,8 @@ class SortedIds:
 
 
 @lru_cache(maxsize=8)  # lists are large, and workers live long
-def _opened(uri: str) -> SortedIds:
+def opened_copy(uri: str) -> SortedIds:
+    """Return the keys of a published copy."""
     return SortedIds(read_small_table(uri))
 
 
@@ -349,13 +394,10 @@ class IdFilter(Filter[Any]):
     folder: str = field(default="", kw_only=True, compare=False, repr=False)
 
     def opened(self, statistics: str = "") -> Self:
-        lists: list[IdList] = []
-        for location in self.files:
-            try:
-                files = expand_paths(os.path.expanduser(location), _SUFFIXES)
-                lists += [IdList.of(absolute(file)) for file in files]
-            except (OSError, ValueError) as error:
-                raise self._fault(error) from error
+        try:
+            lists = IdList.all_of(self.files)
+        except (OSError, ValueError) as error:
+            raise self._fault(error) from error
         # What drops a sample is not told to drop an item.
         is_of_samples = all(each.columns == OF_SAMPLES for each in lists)
         action = DROP_SAMPLE if is_of_samples and self.action == DROP_ITEM else self.action
@@ -460,7 +502,7 @@ class IdFilter(Filter[Any]):
         ]
 
     def _ids_of(self, each: IdList) -> SortedIds:
-        return _opened(each.published(self.folder)) if self.folder else _read(each)
+        return opened_copy(each.published(self.folder)) if self.folder else _read(each)
 
     def _fault(self, error: Exception) -> Exception:
         if isinstance(error, OSError) and is_store_failure(error):

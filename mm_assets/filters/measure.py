@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
@@ -319,14 +318,6 @@ The authors of PDQ say 50. Of parts of photographs and drawn figures, 17 to 40 %
 them were within 31 bits of others: of 0.9 million pairs with a quality of 20 to 50 none, of 2.7 million above
 one; but of 0.8 million below 10 four, and of 4.1 million with a quality of 0 541.
 """
-
-
-def hash_bits(hashes: Iterable[str]) -> npt.NDArray[np.uint64]:
-    """Return PDQ hashes, given as hexadecimal digits, as rows of four numbers.
-
-    ``np.bitwise_count(one ^ other).sum(axis=1)`` is how many bits differ.
-    """
-    return np.frombuffer(bytes.fromhex("".join(hashes)), np.uint64).reshape(-1, 4)
 
 
 def scaled_down(luma: Pixels, side: int) -> Pixels:

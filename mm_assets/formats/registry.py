@@ -271,6 +271,7 @@ def resolve_duplicates(
     map_: Callable[
         [Callable[[Conversion], pa.Array], Sequence[Conversion]], Iterable[tuple[Conversion, Any]]
     ],
+    hides: Callable[[str], bool] = lambda _: False,
 ) -> tuple[list[Conversion], list[str]]:
     """Resolve sample ids that several partitions share: they are unique in the output.
 
@@ -281,6 +282,7 @@ def resolve_duplicates(
 
     Args:
         map_: applies a function to each, in processes; an answer that is no array is a failure.
+        hides: whether a sample of an id may not come in anywhere: then nobody owns the id.
 
     Returns:
         The conversions that together make an output without duplicate ids, in order, and a message for each
@@ -291,7 +293,10 @@ def resolve_duplicates(
     answers = map_(sample_ids, conversions)
     # A partition that cannot be read fails when it is converted.
     found = {conversion.partition.name: ids for conversion, ids in answers if isinstance(ids, pa.Array)}
-    repeated = _repeated(found)
+    repeated = {
+        name: [sample_id for sample_id in ids if not hides(sample_id)]
+        for name, ids in _repeated(found).items()
+    }
     owners: dict[str, Partition] = {}
     resolved: list[Conversion] = []
     messages: list[str] = []

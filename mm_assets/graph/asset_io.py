@@ -42,16 +42,16 @@ from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.filters import FilterSettingError
 from mm_assets.filters.chain import VERDICTS, FilterChain
 from mm_assets.filters.duplicates import VerdictIndex, duplicate_filters
+from mm_assets.filters.known_hashes import opened_hash_lists
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.graph import Check, Plan, ShardJob, ShardResult, dagster_internals, digest
-from mm_assets.graph.io_manager import RawInput, ShardIOManager
+from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
-from mm_assets.graph.raw import GATE_CHECKS, RawGate, ShardInspection, judged_before, unreadable
+from mm_assets.graph.raw import GATE_CHECKS, RawGate, RawInput, ShardInspection, judged_before, unreadable
 from mm_assets.graph.shard_jobs import (
     CLOSED_RECORDS,
-    DENY,
     GROUP_MEMBERS,
     IMAGES,
     KNOWN_SCORES,
@@ -94,10 +94,16 @@ class IngestIOManager(RawInput, _ParquetOutput):
     _refused: set[str] = PrivateAttr(default_factory=set)
     _lost_ids: dict[str, frozenset[str]] = PrivateAttr(default_factory=dict)
     _source: str = PrivateAttr(default="")
-    _deny: DenyList = PrivateAttr(default_factory=DenyList)
+    _denied: DenyList | None = PrivateAttr(default=None)
 
     def options(self) -> dict[str, object]:
-        return {**super().options(), "layout": self.gate.known_layout()}
+        lists = {"hash_lists": [each.digest for each in opened_hash_lists(self.hash_lists)]}
+        given = lists if self.hash_lists else {}
+        return {**super().options(), "layout": self.gate.known_layout(), **given}
+
+    def deny_list(self) -> DenyList:
+        """Return what was denied when the jobs were resolved: a run asks the store once."""
+        return super().deny_list() if self._denied is None else self._denied
 
     def limit(self) -> str:
         widens = self.gate.schema_changes != SCHEMA_CHANGES[0]
@@ -105,9 +111,9 @@ class IngestIOManager(RawInput, _ParquetOutput):
 
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Return the jobs with the types of columns and the ids to skip, from the surveys of all shards."""
-        self._deny = DenyList.read(self.root)
-        self._deny.refuse_missing_extra()
-        inspections = self.gate.inspect([job.shard for job in jobs], self._deny)
+        self._denied = None
+        self._denied = deny = self.deny_list()
+        inspections = self.gate.inspect([job.shard for job in jobs], deny)
         is_strict = self.on_materialize_error == "error"
         before = Ledger(self.root).records(jobs[0].asset, [job.key for job in jobs])
         self._lost_ids = {
@@ -139,7 +145,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
                 resolved_options["image_position"] = 1
             if inspection.survey.documents:  # earlier outputs have no items of such documents: made again
                 resolved_options["documents"] = inspection.survey.documents
-            if erasures := self._deny.erasures_of(job.key):
+            if erasures := deny.erasures_of(job.key):
                 resolved_options["erasures"] = erasures
             resolved.append(replace(job, options={**job.options, **resolved_options}))
         decisions = {
@@ -159,8 +165,6 @@ class IngestIOManager(RawInput, _ParquetOutput):
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
         """Return the jobs with the tolerated loss, the ids that were lost before, and where images lie.
 
-        And with what is denied, where anything is.
-
         They are no part of the fingerprint: they decide what is published and recorded, not what is written.
         """
         return [
@@ -171,7 +175,6 @@ class IngestIOManager(RawInput, _ParquetOutput):
                     "layout": self.gate.layout(),
                     "max_loss": self.gate.max_loss,
                     LOST_IDS: sorted(self._lost_ids.get(job.key, ())),
-                    **({DENY: True} if self._deny else {}),
                 },
             )
             for job in super().prepare_chunk(jobs)
@@ -514,11 +517,6 @@ class QuarantineIOManager(RawInput):
                 continue
             resolved.append(replace(job, options={**job.options, "source_asset": source, "losses": losses}))
         return resolved
-
-    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
-        """Return the jobs with what is denied: none of it is kept for another fault."""
-        jobs, denies = super().prepare_chunk(jobs), bool(DenyList.read(self.root))
-        return [replace(job, options={**job.options, DENY: True}) for job in jobs] if denies else jobs
 
     def unchanged_record(self, record: ShardRecord) -> ShardRecord:
         """Return the record with a count of 0 closed records: an earlier run closed them."""

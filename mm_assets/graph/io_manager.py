@@ -7,7 +7,6 @@
   order of their calls.
 * `Workers`: the worker processes of a run, or tasks on a Ray cluster, as a Dagster resource. Run on
   `in_process_executor`: only there do the assets share their workers, and a step costs 2 to 10 s less.
-* `RawInput`: the base of IO managers that read raw shards.
 
 No `from __future__ import annotations` here or in any module with a `ResourceDependency` field: Dagster reads
 the annotations of the class as objects. As text they end in a pydantic validation error when the code
@@ -577,16 +576,3 @@ def _same_keys(
     if sorted(item.key for item in items) != sorted(job.key for job in jobs):
         raise ValueError(f"{hook} must return one item for each job it was given")
     return list(items)
-
-
-class RawInput(ShardIOManager):
-    """Passes the raw roots to workers, so that locators of local shards are stored relative to them.
-
-    The roots are no part of the fingerprint: the same shards in another place give the same output.
-    """
-
-    raw: dg.ResourceDependency[Any]
-
-    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
-        roots = self.raw.roots()
-        return [replace(job, options={**job.options, "raw_roots": roots}) for job in jobs]

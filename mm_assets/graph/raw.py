@@ -5,6 +5,7 @@
   `AssetObservation` of its partition. Staleness of everything made from the shard is measured against the
   latest one. Only new and changed shards are logged: an event costs ~10 ms, a listing far less.
 * `RawShardIOManager`: loads them as the `ShardSet` that assets read.
+* `RawInput`: the base of IO managers that read raw shards. It tells workers what may not come in.
 * `RawGate`: the integrity gate. It inspects raw shards, each alone and all together; workers run
   `survey_raw_shard`.
 * `raw_gate_checks`: the gate as asset checks. `curated_parquet` logs them before it reads. Launched alone
@@ -12,19 +13,21 @@
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import dagster as dg
 import pyarrow.compute as pc
 from pydantic import Field
 
+from mm_assets.accounting import lists_folder
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.contract import SCHEMA_CHANGES, SchemaContract, SchemaDecision
 from mm_assets.accounting.erasures import ALIAS, DenyList
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.survey import ShardSurvey, findings
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore, duplicates
+from mm_assets.filters.known_hashes import opened_hash_lists
 from mm_assets.formats.materialize import portable_places
 from mm_assets.formats.partitions import parse_bytes, relative_root
 from mm_assets.formats.raw_shards import Listing, RawLocations
@@ -37,14 +40,15 @@ from mm_assets.formats.webdataset import (
     RawLayout,
     stated_fields,
 )
-from mm_assets.graph import NO_RAW_SHARD, Check, Shard, ShardSet, dagster_internals
-from mm_assets.graph.io_manager import Workers
+from mm_assets.graph import NO_RAW_SHARD, Check, Shard, ShardJob, ShardSet, dagster_internals
+from mm_assets.graph.io_manager import ShardIOManager, Workers
 from mm_assets.graph.planned_jobs import report_shards, shards_to_check, specs_by_shard
-from mm_assets.model.errors import counted
+from mm_assets.graph.shard_jobs import DENY
+from mm_assets.model.errors import MmAssetsError, counted
 from mm_assets.pool import WorkerFailure
 from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
-from mm_assets.storage.errors import readable_store_errors
+from mm_assets.storage.errors import error_line, readable_store_errors
 
 RAW_SHARDS = dg.AssetKey("raw_shards")
 
@@ -184,6 +188,42 @@ class RawShards(dg.ConfigurableResource[Any]):
         return RawLocations(self.locations, missing_keys=self.missing_keys).roots()
 
 
+class RawInput(ShardIOManager):
+    """Passes to workers the raw roots, to which locators of local shards are relative, and what is denied.
+
+    Neither is part of the fingerprint: the same shards in another place give the same output.
+    """
+
+    raw: dg.ResourceDependency[Any]
+    hash_lists: list[str] = Field(
+        default=[], description="Files or URLs with hashes of images that may not come in."
+    )
+
+    def options(self) -> dict[str, object]:
+        return {name: value for name, value in super().options().items() if name != "hash_lists"}
+
+    def deny_list(self) -> DenyList:
+        """Return what is denied now.
+
+        Raises:
+            dagster.Failure: in one line, a list cannot be used, or no picture compared.
+        """
+        try:
+            deny = DenyList.read(self.root, lists=opened_hash_lists(self.hash_lists))
+            deny.refuse_missing_extra()
+        except MmAssetsError as error:
+            raise dg.Failure(error_line(error), allow_retries=False) from error
+        return deny
+
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
+        deny = self.deny_list()
+        for each in deny.lists:
+            each.publish(lists_folder(self.root))
+        lists = tuple(replace(each, folder=lists_folder(self.root)) for each in deny.lists)
+        options = {"raw_roots": self.raw.roots(), **({DENY: lists} if deny else {})}
+        return [replace(job, options={**job.options, **options}) for job in jobs]
+
+
 INTEGRITY = "integrity"
 UNIQUE_SAMPLE_IDS = "unique_sample_ids"
 CONTENT_TAKEN = "content_taken"
@@ -295,7 +335,7 @@ class RawGate(dg.ConfigurableResource[Any]):
         """
         store = SurveyStore(self.root)
         deny = DenyList.read(self.root) if deny is None else deny
-        surveys, errors = self._surveys(store, shards, bool(deny))
+        surveys, errors = self._surveys(store, shards, bool(deny.entries))
         found: dict[str, ShardInspection | str] = dict(errors)
         if not surveys:
             return found

@@ -199,9 +199,16 @@ def resources_from_environment() -> dict[str, Any]:
         "training": training_recipe(settings, root),
         "raw_io_manager": RawShardIOManager(raw=raw),
         "ingest_io_manager": IngestIOManager(
-            raw=raw, gate=gate, workers=workers, root=root, on_materialize_error=policy
+            raw=raw,
+            gate=gate,
+            workers=workers,
+            root=root,
+            on_materialize_error=policy,
+            hash_lists=list(settings.hash_lists),
         ),
-        "quarantine_io_manager": QuarantineIOManager(raw=raw, workers=workers, root=root),
+        "quarantine_io_manager": QuarantineIOManager(
+            raw=raw, workers=workers, root=root, hash_lists=list(settings.hash_lists)
+        ),
         "scores_io_manager": ScoresIOManager(workers=workers, root=root),
         "sample_scores_io_manager": SampleScoresIOManager(workers=workers, root=root),
         **{

@@ -29,7 +29,7 @@ GROUP_MEMBERS = "members"  # in the account of a group: the names of its raw sha
 KNOWN_SCORES = (
     "known_scores"  # option of a job: the data version of the scores of the same rows that are there
 )
-DENY = "deny"  # option of a job: something is denied; no part of the fingerprint
+DENY = "deny"  # option of a job, if anything is denied: the hash lists
 IMAGES = "images"  # option of a job whose output refers to the images of its source
 RAW = "raw"  # side input: the raw shards, whose bytes the quarantine holds
 CLOSED_RECORDS = "closed"  # metadata: number of records that the run closed
@@ -66,7 +66,7 @@ def ingest_shard(job: ShardJob) -> ShardResult:
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
-    deny = DenyList.read(job.root) if DENY in options else DenyList()
+    deny = DenyList.read(job.root, lists=options[DENY]) if DENY in options else DenyList()
     first = deny.step(policy, options["raw_roots"]) if deny else None
     result, report = convert_shard(
         job, reader, writer, max_loss=options["max_loss"], observer=ShardPictures, deny=first
@@ -178,7 +178,7 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     losses = Ledger(job.root).items(job.options["source_asset"], job.key)
     options = job.options
     files = files_of(job.side_inputs[RAW].uri)
-    deny = DenyList.read(job.root) if DENY in options else None
+    deny = DenyList.read(job.root, lists=options[DENY]) if DENY in options else None
     records = quarantine_table(losses, files, options["raw_roots"], deny=deny)
     nbytes = publish_quarantine(job.dest, records)
     content = ContentDigest()
