@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -52,6 +53,8 @@ from mm_assets.formats.reports import PartitionReport, PartitionsRefused, WriteR
 from mm_assets.formats.writer import ExistingPartitions, InterleavedWriter
 from mm_assets.model.errors import (
     DENIED,
+    ERASED,
+    LISTED_HASH,
     MmAssetsError,
     ShardError,
     counted,
@@ -441,8 +444,11 @@ class DatasetConversion:
         with readable_store_errors(), located(writer.path):
             existing.note_published([report.partition for report in reports])
         publish_lists(writer, reports)
-        if denied := sum(loss.kind in DENIED for report in reports for loss in report.losses):
-            warn_user(f"{counted(denied, 'item')} refused: the deny list of {settings.storage} has them")
+        kinds = Counter(loss.kind for report in reports for loss in report.losses if loss.kind in DENIED)
+        if kinds:
+            places = {ERASED: f"erased on request in {settings.storage}", LISTED_HASH: "in MM_HASH_LISTS"}
+            of_kind = ", ".join(f"{kinds[kind]} {place}" for kind, place in places.items() if kinds[kind])
+            warn_user(f"{counted(kinds.total(), 'item')} refused: {of_kind}")
         return Converted(WriteReport(writer.path, tuple(reports)), failures, frozenset(skipped))
 
 
@@ -456,6 +462,42 @@ def deny_list_of(settings: Settings) -> DenyList:
         deny = DenyList.read(absolute(settings.storage), lists=opened_hash_lists(settings.hash_lists))
     deny.refuse_missing_extra()
     return deny
+
+
+def holds_denied(reader: InterleavedReader, deny: DenyList, workers: int) -> bool:
+    """Return whether anything in a dataset is denied; images are read only if the list names their bytes.
+
+    What cannot be read counts as denied: a conversion tells what is wrong.
+
+    Args:
+        reader: of the files.
+        deny: what may not come in.
+        workers: processes; 0: one per core.
+    """
+    jobs = [_Looked(reader, partition) for partition in reader.partitions()]
+    processes = min(workers or available_cores(), max(len(jobs), 1))
+    with WorkerPool(processes, may_fork=True) as pool:
+        return any(answer is not False for _, answer in pool.map(partial(_is_denied, deny=deny), jobs))
+
+
+class _Looked(NamedTuple):
+    """A partition that a worker looks through."""
+
+    reader: InterleavedReader
+    partition: Partition
+
+    @property
+    def place(self) -> str:
+        """What its warnings are about."""
+        return output_of(self.partition.files[0])
+
+
+def _is_denied(job: _Looked, deny: DenyList) -> bool:
+    stream = job.reader.open(job.partition)
+    if deny.needs_bytes:
+        return any(deny.denials(batch.data, job.reader.roots) for batch in stream)
+    columns = [name for name in stream.schema.names if name != _BYTES]
+    return any(map(deny.denials, job.reader.project(job.partition, columns)[1]))
 
 
 def fitted(

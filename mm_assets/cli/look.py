@@ -60,6 +60,7 @@ def run_explain(options: argparse.Namespace) -> int:
         ValueError: the id is unknown.
     """
     from mm_assets.accounting import OUTPUTS
+    from mm_assets.accounting.erasures import alias_of
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
     from mm_assets.view.sample import origin_of, place_of
@@ -68,7 +69,7 @@ def run_explain(options: argparse.Namespace) -> int:
     root, sample_id = local_path(options.storage or Settings.load().storage), as_utf8(options.sample_id)
     with located(root):
         refuse_other_folder(root)
-        if not (shards := history_of(root, sample_id)):
+        if not (shards := history_of(root, sample_id) or history_of(root, alias_of(sample_id))):
             raise ValueError(_unknown_sample(root, sample_id))
     print(f"sample {printable(sample_id)}")
     for shard in shards:
@@ -338,6 +339,7 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def _in_storage(options: argparse.Namespace, sample_id: str, look: Look) -> list[Document]:
+    from mm_assets.accounting.erasures import alias_of
     from mm_assets.storage.errors import located
     from mm_assets.storage.files import local_path
     from mm_assets.view.sample_source import documents_in_storage, ids_alike
@@ -348,6 +350,7 @@ def _in_storage(options: argparse.Namespace, sample_id: str, look: Look) -> list
     with located(root):
         refuse_other_folder(root)
         documents = documents_in_storage(root, sample_id, look)
+        documents = documents or documents_in_storage(root, alias_of(sample_id), look)
         if not documents:
             line = _unknown_sample(root, sample_id)
             raise ValueError(line + _hint(ids_alike(root, sample_id)))

@@ -210,10 +210,11 @@ def _pool(workers: int, target: str, places: Sequence[str], temporary: str) -> J
 def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> tuple[Source, list[str]]:
     """Return a source of our tars, and lines on what is lost of it.
 
-    Data of any other kind are made such tars first, in ``folder``, as ``convert`` does.
+    Data of any other kind, and tars with what is denied, are made such tars first, in ``folder``, as
+    ``convert`` does.
     """
     from mm_assets.cli.convert import lost_lines
-    from mm_assets.dataset import Dataset, arguments_of
+    from mm_assets.dataset import Dataset, arguments_of, deny_list_of, holds_denied
     from mm_assets.formats.registry import detect_format, reader_for
     from mm_assets.storage.errors import located
     from mm_assets.training_set import our_tars
@@ -221,11 +222,14 @@ def _source(options: argparse.Namespace, place: str, name: str, folder: str) -> 
     with located(place):
         kind = detect_format(place)
         refuse_inapplicable_flags(options, kind, place)
-        if kind == "webdataset" and (found := our_tars(place, name)) is not None:
-            return found, []
         arguments = {**arguments_of(kind, [place]), "materialize": True, **reading_of(options, kind, place)}
+        reader = reader_for(kind, place, **arguments)
+        if kind == "webdataset" and (found := our_tars(place, name)) is not None:
+            deny = deny_list_of(Settings.load())
+            if not (deny and holds_denied(reader, deny, options.workers)):
+                return found, []
         try:
-            report = Dataset(reader_for(kind, place, **arguments)).write(
+            report = Dataset(reader).write(
                 folder,
                 "webdataset",
                 workers=options.workers,

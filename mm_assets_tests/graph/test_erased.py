@@ -14,6 +14,7 @@ import pytest
 
 from mm_assets.accounting.erasures import DenyList, Entry, Erasure, ErasureStore, alias_of
 from mm_assets.accounting.survey_store import SurveyStore, scrub_surveys
+from mm_assets.cli import main
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import (
     CURATED,
@@ -56,7 +57,7 @@ def told(deployment: Deployment, run_id: str) -> str:
 
 
 def test_only_the_shard_that_holds_it_is_made_again_and_nothing_tells_of_it(
-    tmp_path: Path, deploy: Deploy
+    tmp_path: Path, deploy: Deploy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sample by its id; a second one in the same shard is there twice, a third has a broken json."""
     broken = b'{"sample_id": "bad-secret", "texts": ["bad-secret'
@@ -111,6 +112,11 @@ def test_only_the_shard_that_holds_it_is_made_again_and_nothing_tells_of_it(
         assert name not in told(deployment, second.run_id)
     proven, problems, _ = prove(deployment)
     assert proven and problems == {}
+    capsys.readouterr()
+    for command in ("explain", "show"):
+        assert main([command, "a001", "--storage", str(storage)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("sample a001\n") and reason in out and "text of" not in out
     third = deployment.run()
     assert all(
         made.metadata.get("unchanged") for shards in materialized(third).values() for made in shards.values()
