@@ -419,6 +419,7 @@ class DatasetConversion:
             if partitions:
                 steps = fitted(conversions[0].steps, conversions[0].reader, partitions, lists)
                 if deny:
+                    deny = deny.published(lists)
                     steps = (deny.step(writer.on_materialize_error, writer.roots), *steps)
                 conversions = [replace(each, steps=steps) for each in conversions]
             conversions, failures = resolve_duplicates(conversions, pool.map, deny.hides_sample)

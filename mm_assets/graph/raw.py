@@ -211,16 +211,14 @@ class RawInput(ShardIOManager):
         try:
             deny = DenyList.read(self.root, lists=opened_hash_lists(self.hash_lists))
             deny.refuse_missing_extra()
+            deny = deny.published(lists_folder(self.root)) if deny.lists else deny
         except MmAssetsError as error:
             raise dg.Failure(error_line(error), allow_retries=False) from error
         return deny
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
         deny = self.deny_list()
-        for each in deny.lists:
-            each.publish(lists_folder(self.root))
-        lists = tuple(replace(each, folder=lists_folder(self.root)) for each in deny.lists)
-        options = {"raw_roots": self.raw.roots(), **({DENY: lists} if deny else {})}
+        options = {"raw_roots": self.raw.roots(), **({DENY: deny.lists} if deny else {})}
         return [replace(job, options={**job.options, **options}) for job in jobs]
 
 

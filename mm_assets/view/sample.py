@@ -32,7 +32,7 @@ from mm_assets.formats.parquet import (
     rows_within,
 )
 from mm_assets.formats.parquet.items import ReferencedImages
-from mm_assets.model.errors import ImageError, counted, unreadable_image
+from mm_assets.model.errors import DENIED, ImageError, counted, unreadable_image
 from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
 from mm_assets.model.nested_types import binary_views
@@ -341,6 +341,8 @@ def remarks(item: Item) -> list[str]:
     lines = [str(mark) for mark in item.marks]
     if item.error is not None and not any(item.error in line for line in lines):
         lines.append(f"error: {item.error}")
+    if any(mark.kind in DENIED for mark in item.marks):
+        return lines
     if not item.has_content and item.raw is None:
         has_fates = bool(item.fates)
         lines.append("its content is in no output, only in the raw shard" if has_fates else "it was not read")
