@@ -28,8 +28,7 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.accounts import LEDGER_FOLDER
 from mm_assets.filters.id_list import HASH_DIGITS
-from mm_assets.filters.known_hashes import DEFAULT_RADIUS, MOST_RADIUS, HashList, KnownHashes
-from mm_assets.filters.measure import LEAST_QUALITY
+from mm_assets.filters.known_hashes import DEFAULT_RADIUS, MOST_RADIUS, HashList, KnownHashes, picture_hashes
 from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import own_name
@@ -483,24 +482,17 @@ class DenyList:
             denied = {row: self._of_bytes(views[row] or b"") for row in rows}
             if self._pictures:
                 others = [row for row, denial in denied.items() if denial is None]
-                denied |= self._of_pixels(part, others)
+                hashes = picture_hashes(part, others)
+                denied |= {row: self._of_picture(hash_) for row, hash_ in hashes.items()}
             yield from ((first + row, denial) for row, denial in denied.items() if denial is not None)
             first += part.num_rows
 
-    def _of_pixels(self, table: pa.Table, rows: Sequence[int]) -> dict[int, Denial | None]:
-        """Return what is said against pictures, by row; those whose hash says little are like none."""
-        from mm_assets.filters.measures import PerceptualHash, PerceptualQuality
-        from mm_assets.filters.scores import score_rows
-
-        scores = score_rows(table, rows, measures=(PerceptualHash(), PerceptualQuality())) if rows else []
-        denied: dict[int, Denial | None] = {}
-        for row, score in zip(rows, scores, strict=True):
-            hash_ = score.get("perceptual_hash")
-            if hash_ is not None and score.get("perceptual_quality") >= LEAST_QUALITY:
-                for known, denials in self._pictures:
-                    if row not in denied and (found := known.nearest(hash_)) is not None:
-                        denied[row] = denials[found[0] if len(denials) > 1 else 0]
-        return denied
+    def _of_picture(self, hash_: str) -> Denial | None:
+        """Return what is said against a picture; None if nothing is."""
+        for known, denials in self._pictures:
+            if (found := known.nearest(hash_)) is not None:
+                return denials[found[0] if len(denials) > 1 else 0]
+        return None
 
 
 def _listed(each: HashList) -> Denial:
@@ -528,11 +520,6 @@ def _texts(table: pa.Table) -> Iterator[tuple[int, str]]:
         for row, value in enumerate(column.to_pylist()):
             decoded = json_value(value) if is_coded and value is not None else value
             yield from ((row, text) for text in strings_in(decoded) if len(text) <= LONGEST_TEXT)
-
-
-def _places(rows: pa.Table) -> Iterator[tuple[int, str]]:
-    positions, modalities = (rows.column(name).to_pylist() for name in ("position", "modality"))
-    return zip(positions, modalities, strict=True)
 
 
 @dataclass(frozen=True)
@@ -563,7 +550,8 @@ class DenyStep:
         removed = take_rows(table, rows)
         named: set[str] = set()
         losses: list[Loss] = []
-        for row, (position, modality) in zip(rows, _places(removed), strict=True):
+        places = [removed.column(name).to_pylist() for name in ("position", "modality")]
+        for row, position, modality in zip(rows, *places, strict=True):
             cause = causes.get(ids[row], row)
             denial = denials[cause]
             if denial.is_of_sample:

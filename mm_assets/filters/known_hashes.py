@@ -29,6 +29,7 @@ from mm_assets.filters.id_list import (
     opened_copy,
     there_are,
 )
+from mm_assets.filters.measure import LEAST_QUALITY
 from mm_assets.formats.parquet import read_small_table
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
@@ -60,6 +61,22 @@ class KnownHashes:
             return None
         found = int(near[distances[near].argmin()])
         return found, int(distances[found])
+
+
+def picture_hashes(table: pa.Table, rows: Sequence[int]) -> dict[int, str]:
+    """Return the PDQ hashes of images by row; those that say little, and of what is no picture, are left out.
+
+    Args:
+        table: rows in the columns of the data model.
+        rows: numbers of rows with the bytes of images.
+    """
+    from mm_assets.filters.measures import PerceptualHash, PerceptualQuality
+    from mm_assets.filters.scores import score_rows
+
+    scores = score_rows(table, rows, measures=(PerceptualHash(), PerceptualQuality())) if rows else []
+    hashes = {row: score.get("perceptual_hash") for row, score in zip(rows, scores, strict=True)}
+    quality = {row: score.get("perceptual_quality") for row, score in zip(rows, scores, strict=True)}
+    return {row: hash_ for row, hash_ in hashes.items() if hash_ and quality[row] >= LEAST_QUALITY}
 
 
 def _bits(hashes: Sequence[str]) -> npt.NDArray[np.uint64]:
@@ -101,6 +118,7 @@ class HashList(IdList):
         radii = pa.array([DEFAULT_RADIUS] * len(table), pa.int64())
         if RADIUS in table.column_names:
             radii = pc.fill_null(_radii(self.uri, table.column(RADIUS)), DEFAULT_RADIUS)
+        separator = pa.scalar(":", pa.large_string())
         has_hash = pa.array([False] * len(table))
         rows = []
         for name in self.columns:
@@ -111,12 +129,12 @@ class HashList(IdList):
             if (row := pc.index(is_bad, True).as_py()) >= 0:
                 told = f"{digits[row].as_py()!r:.100} is not {HASH_DIGITS[name]} hex digits"
                 raise BadList(f"{self.uri}: row {row + 1}: {name}: {told}")
-            keys = pc.binary_join_element_wise(pa.scalar(name, pa.large_string()), digits, ":")
+            keys = pc.binary_join_element_wise(pa.scalar(name, pa.large_string()), digits, separator)
             rows.append(pa.table({"key": keys, RADIUS: radii}).filter(is_given))
             has_hash = pc.or_(has_hash, is_given)
         if (row := pc.index(has_hash, False).as_py()) >= 0:
             raise BadList(f"{self.uri}: row {row + 1}: no value of {' or '.join(self.columns)}")
-        return pa.concat_tables(rows)
+        return pa.concat_tables(rows).sort_by([(RADIUS, "descending")])  # of equal hashes the first counts
 
     def has(self, kind: str, digits: str) -> bool:
         """Return whether it lists a hash."""
