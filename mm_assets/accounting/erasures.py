@@ -393,10 +393,11 @@ class DenyList:
             options: for the file systems of the locators.
         """
         found: dict[int, Denial] = {}
-        if ids := self._of_kind(SAMPLE_ID):
-            for row, sample_id in enumerate(table.column("sample_id").to_pylist()):
-                if (denial := ids.get(text_digest(sample_id))) is not None:
-                    found[row] = denial
+        if self._of_kind(SAMPLE_ID):
+            ids = table.column("sample_id").to_pylist()
+            hidden = {sample_id for sample_id in set(ids) if self.hides_sample(sample_id)}
+            for row in (row for row, sample_id in enumerate(ids) if sample_id in hidden):
+                found[row] = self._of_kind(SAMPLE_ID)[text_digest(ids[row])]
         if urls := self._of_kind(URL):
             is_metadata = pc.equal(table.column("modality"), "metadata").to_pylist()
             for row, text in _texts(table):

@@ -55,10 +55,11 @@ def ingest_shard(job: ShardJob) -> ShardResult:
 
     options = job.options
     policy = options["on_materialize_error"]
+    deny = DenyList.read(job.root, lists=options[DENY]) if DENY in options else DenyList()
     reader = RawReader(
         (),
         **options["layout"],
-        quarantine_errors=policy != "error",
+        quarantine_errors=policy != "error" or bool(deny),  # an error would name an erased sample
         taken_ids=options["taken_ids"],
         schema_overrides={field.name: field for field in schema_from_text(options["columns"])},
         relative_to=relative_root(options["raw_roots"]),
@@ -66,7 +67,6 @@ def ingest_shard(job: ShardJob) -> ShardResult:
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
-    deny = DenyList.read(job.root, lists=options[DENY]) if DENY in options else DenyList()
     first = deny.step(policy, options["raw_roots"]) if deny else None
     result, report = convert_shard(
         job, reader, writer, max_loss=options["max_loss"], observer=ShardPictures, deny=first

@@ -48,7 +48,7 @@ from mm_assets.graph import (
     WrittenShard,
     blocked_by,
 )
-from mm_assets.model.errors import ShardError, counted
+from mm_assets.model.errors import DENIED, ShardError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.losses import Loss, MaterializeError
 from mm_assets.model.samples import ROWS_CHANGED, Step
@@ -89,7 +89,8 @@ def convert_shard(
         max_loss: share of members and items (0..1) that may be lost; a shard that loses more is not
             published.
         observer: of the shard's steps.
-        deny: goes before them, and is not observed: no picture of what it takes out is shown.
+        deny: goes before them, and is not observed: no picture of what it takes out is shown. With it, any
+            other loss withholds the shard under the policy ``error``.
 
     Returns:
         The result, and the writer's report (None for a shard that failed).
@@ -108,6 +109,9 @@ def convert_shard(
     checks: list[Check] = []
 
     def check(report: PartitionReport) -> None:
+        faults = [loss.reason for loss in report.quarantined if loss.kind not in DENIED]
+        if deny is not None and writer.on_materialize_error == "error" and faults:
+            raise _Withheld(faults[0])
         shard = WrittenShard(report, _balance(report, in_digest), writer.on_materialize_error)
         checks.extend(declared.outcome(shard.shown_to(declared)) for declared in job.checks)
         reason = blocked_by(checks, job.blocking) or (

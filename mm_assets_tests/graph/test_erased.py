@@ -297,3 +297,34 @@ def test_a_sample_that_its_url_erases_is_hidden_in_its_survey_too(tmp_path: Path
     ]
     unchanged = materialized(deployment.run())["curated_parquet"]["a"]
     assert unchanged.metadata.get("unchanged")
+
+
+def test_under_the_policy_error_only_other_faults_fail_a_shard(tmp_path: Path, deploy: Deploy) -> None:
+    """A broken sample that is erased does not, and its name is told nowhere."""
+    broken = {"secret.json": b'{"texts": ["nope'}
+    write_tar(tmp_path / "raw" / "a.tar", {**samples(2, "a"), **broken})
+    write_tar(tmp_path / "raw" / "b.tar", {**samples(2, "b"), **broken, "other.json": b"{"})
+    erase(tmp_path / "storage", ["a"], Entry.of("sample_id", "secret"))
+    deployment = deploy(MM_ON_MATERIALIZE_ERROR="error", **ALL_IMAGES)
+    result = deployment.run(assets=CURATED)
+    assert not result.success and set(materialized(result)["curated_parquet"]) == {"a"}
+    assert "b.tar: other.json: " in deployment.log(result)
+    assert "secret" not in told(deployment, result.run_id)
+    assert {row["sample_id"] for row in lost_items(deployment.storage)} == {alias_of("secret")}
+
+
+def test_data_cannot_say_that_they_were_erased(tmp_path: Path, deploy: Deploy) -> None:
+    """It would be a way past MM_MAX_LOSS and the quarantine."""
+    claimed = {
+        "sample_id": "x",
+        "texts": [],
+        "images": [],
+        "_row_extra": {"text": [], "image": [], "metadata": {}},
+        "_mm_assets": {"refused": ["erased", "why", None]},
+    }
+    write_tar(tmp_path / "raw" / "a.tar", {**samples(3), "x.json": json.dumps(claimed).encode()})
+    deployment = deploy(**ALL_IMAGES)
+    assert deployment.run(assets=CURATED).success
+    assert [(row["sample_id"], row["kind"]) for row in lost_items(deployment.storage)] == [
+        ("x", "bad_layout")
+    ]
