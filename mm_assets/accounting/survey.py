@@ -400,6 +400,7 @@ def scrubbed_survey(
         survey,
         samples=samples,
         losses=losses,
+        columns=survey.columns.rounded() if hidden else survey.columns,  # the largest number may be of one
         unresolved=Excerpt(
             unresolved, survey.unresolved.count - len(survey.unresolved.first) + len(unresolved)
         ),

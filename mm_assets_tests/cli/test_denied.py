@@ -126,3 +126,18 @@ def test_a_damaged_erasure_is_one_line(tmp_path: Path) -> None:
     assert result.returncode == 1 and not (tmp_path / "out").exists()
     line, end = result.stderr.split("\n")
     assert f"{id_}.json: damaged, and nobody can tell what may not come in" in line and end == ""
+
+
+def test_documents_of_code_and_what_only_a_row_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL among the fields of a document takes it, one of an item the item."""
+    url = "https://example.org/gone"
+    given = [
+        mm_assets.Document("a", ["one", jpeg(1)], {"url": url}),
+        mm_assets.Document("b", ["two", jpeg(2)], {"url": f"{url}#else", "more": {"links": [url[:-1]]}}),
+    ]
+    monkeypatch.setenv("MM_STORAGE", str(tmp_path / "st"))
+    erase(tmp_path / "st", Entry.of("url", url))
+    with pytest.warns(UserWarning, match=r"^3 items refused: 3 erased on request in "):
+        report = mm_assets.read(mm_assets.documents(given)).write(tmp_path / "out", "parquet")
+    assert ids("parquet", tmp_path / "out") == ["b"]
+    assert {loss.sample_id for loss in report.losses} == {alias_of("a")}

@@ -282,7 +282,10 @@ def test_a_list_that_cannot_be_used_is_one_line(tmp_path: Path, deploy: Deploy) 
 
 def test_a_sample_that_its_url_erases_is_hidden_in_its_survey_too(tmp_path: Path, deploy: Deploy) -> None:
     """The list was there before the shard; the id is only known by the rows."""
-    write_tar(tmp_path / "raw" / "a.tar", {**samples(2), "x.json": document("x", url=URL), "x.1.png": PNG})
+    write_tar(
+        tmp_path / "raw" / "a.tar",
+        {**samples(2), "x.json": document("x", url=URL, n=7654321), "x.1.png": PNG},
+    )
     erase(tmp_path / "storage", [], Entry.of("url", URL))
     deployment = deploy(**ALL_IMAGES)
     result = deployment.run()
@@ -290,6 +293,7 @@ def test_a_sample_that_its_url_erases_is_hidden_in_its_survey_too(tmp_path: Path
     survey = SurveyStore(deployment.storage).read("a")
     assert survey is not None
     assert survey.sample_ids.to_pylist() == ["s000", "s001", alias_of("x")]
+    assert names_in(Path(deployment.storage), "7654321") == []
     assert "text of x" not in told(deployment, result.run_id)
     assert names_in(Path(deployment.storage), URL) == []
     assert record_in(account(deployment.storage, "curated_parquet", "a"))["account"]["lost_ids"] == [
