@@ -1,0 +1,602 @@
+"""Traces of samples that are to be erased: where they are, and a scan of all files for what is left of them.
+
+* `find` says which samples the entries of a deny list mean, and makes their `Needles`; `without_shared` takes
+  out those that other samples have, too.
+* `scan` reads each byte below some folders, and what is in containers: Parquet, Lance, Arrow, SQLite, packed
+  files. It opens them with the libraries of our users, and shares no code with what writes them.
+  `Scan.is_clean` is the proof of an erasure.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple
+from urllib.parse import quote, unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from mm_assets.accounting import CURATED, DERIVED_FOLDERS
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.erasures import MD5, PDQ, SHA256, DenyList
+from mm_assets.accounting.lookup import open_parquet
+from mm_assets.accounting.needles import SAMPLE_ID, Needles
+from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.filters.measure import hash_bits
+from mm_assets.formats.names import partition_filename
+from mm_assets.formats.parquet import UnreadableFile, read_small_table
+from mm_assets.model.nested_types import is_text, take_rows
+from mm_assets.model.samples import parse_source_ref
+from mm_assets.pool import MapsJobs, WorkerFailure
+from mm_assets.storage.errors import error_line
+from mm_assets.storage.files import (
+    StorageOptions,
+    exists,
+    filesystem,
+    is_remote,
+    join,
+    local_path,
+    open_binary,
+    size_of,
+)
+
+_HASHES = (SHA256, MD5, PDQ)
+_SCORES = "image_scores"
+_LOCATED = ["sample_id", "position", "modality", "source_ref"]
+_CHUNK = 8 << 20
+_PART = 256 << 20  # of a large file, which several workers read
+_JOB, _FILES_A_JOB = 64 << 20, 500
+_BATCH, _ROWS_AT_ONCE = 32 << 20, 1000
+# Columns of ids in our tables, and in the files of an index that Lance makes of such a column.
+_ID_COLUMNS = ("sample_id", "values", "min", "max")
+
+Item = tuple[str, int | None, str | None]  # sample id, position, modality
+Member = tuple[str, str]  # file, as locators call it, and member
+
+
+@dataclass(frozen=True)
+class FoundSample:
+    """A sample that is to be erased, or some of its items.
+
+    Attributes:
+        partition: its shard.
+        sample_id: its id.
+        items: position and modality of the items that are denied.
+        is_whole: whether it goes as a whole, with its id.
+        members: file and member of each of these items in the raw shards, as far as locators name them.
+    """
+
+    partition: str
+    sample_id: str
+    items: tuple[tuple[int | None, str | None], ...]
+    is_whole: bool
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is to be erased, and what it is found by."""
+
+    samples: tuple[FoundSample, ...]
+    needles: Needles
+
+    def rows(self) -> dict[str, int]:
+        """Return the number of denied items by partition."""
+        counts: Counter[str] = Counter()
+        for sample in self.samples:
+            counts[sample.partition] += len(sample.items)
+        return dict(sorted(counts.items()))
+
+
+@dataclass(frozen=True)
+class _ShardJob:
+    root: str
+    partition: str
+    deny: DenyList
+    options: StorageOptions | None
+    found: Found = field(default_factory=lambda: Found((), Needles()))
+
+    @property
+    def place(self) -> str:
+        """For warnings."""
+        return self.partition
+
+    def parquet(self, folder: str) -> str:
+        """Return the location of the shard's file in a folder of the storage root."""
+        return join(self.root, folder, f"{partition_filename(self.partition)}.parquet")
+
+
+def find(root: str, deny: DenyList, pool: MapsJobs, options: StorageOptions | None = None) -> Found:
+    """Find the samples of a storage root that a deny list means.
+
+    Curated rows, quarantine, accounts and surveys are looked through: lost samples are found, too. Images are
+    read only where stored scores do not tell their hashes.
+
+    Raises:
+        OSError: a shard cannot be looked through; the message names it.
+    """
+    partitions = {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
+    jobs = [_ShardJob(root, partition, deny, options) for partition in sorted(partitions)]
+    each = _results(pool, _find_in_shard, jobs)
+    samples = [sample for found in each for sample in found.samples]
+    samples.sort(key=lambda sample: (sample.partition, sample.sample_id))
+    return Found(tuple(samples), Needles.joined(found.needles for found in each))
+
+
+def without_shared(root: str, found: Found, pool: MapsJobs, options: StorageOptions | None = None) -> Needles:
+    """Return the needles that no other curated row or quarantine record of the storage root has.
+
+    Raises as `find`, which has to come first: after the erasure nobody knows what the others are.
+    """
+    partitions = {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
+    jobs = [_ShardJob(root, partition, DenyList(), options, found) for partition in sorted(partitions)]
+    shared = set().union(*_results(pool, _shared_in_shard, jobs))
+    return found.needles.without(shared, "in other samples, too")
+
+
+def _results(pool: MapsJobs, fn: Callable[[_ShardJob], Any], jobs: Sequence[_ShardJob]) -> list[Any]:
+    results = []
+    for job, result in pool.map(fn, jobs):
+        if isinstance(result, WorkerFailure):
+            raise OSError(result.at(job.place))
+        results.append(result)
+    return results
+
+
+def _find_in_shard(job: _ShardJob) -> Found:
+    items: dict[str, set[tuple[int | None, str | None]]] = {}
+    members: dict[str, set[Member]] = {}
+    whole: set[str] = set()
+    needles: list[Needles] = []
+
+    def note(item: Item, member: Member | None, is_whole: bool) -> None:
+        sample_id, position, modality = item
+        items.setdefault(sample_id, set()).add((position, modality))
+        if member is not None:
+            members.setdefault(sample_id, set()).add(member)
+        if is_whole:
+            whole.add(sample_id)
+
+    for rows, is_whole in _denied_rows(job):
+        needles.append(Needles.of(rows, with_ids=is_whole))
+        for row in rows.select(_LOCATED).to_pylist():
+            item = row["sample_id"], row["position"], row["modality"]
+            note(item, _member(row["source_ref"]), is_whole)
+    names = ["sample_id", "position", "modality", "source_uri", "member", "raw"]
+    for record in _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job):
+        raw = record["raw"]
+        is_denied = raw is not None and job.deny.hides_bytes(raw)
+        # A document, unlike an image, is that of the whole sample.
+        is_whole = job.deny.hides_sample(record["sample_id"] or "") or (is_denied and raw[:1] == b"{")
+        if is_whole or is_denied:
+            hidden = [record["sample_id"]] if is_whole and record["sample_id"] else []
+            needles.append(Needles.of_values([] if raw is None else [raw], hidden))
+            member = record["source_uri"], record["member"]
+            item = record["sample_id"] or "", record["position"], record["modality"]
+            note(item, member if all(member) else None, is_whole)
+    lost = Ledger(job.root, job.options).items(CURATED.asset, job.partition)
+    survey = SurveyStore(job.root, job.options).uri(job.partition)
+    surveyed = _rows(survey, ["sample_id", "source", "member"], job)
+    for row in [
+        *lost.select(["sample_id", "position", "modality", "source", "member"]).to_pylist(),
+        *surveyed,
+    ]:
+        if row["sample_id"] is not None and job.deny.hides_sample(row["sample_id"]):
+            needles.append(Needles.of_values([], [row["sample_id"]]))
+            member = row["source"], row["member"]
+            item = row["sample_id"], row.get("position", -1), row.get("modality", "metadata")
+            note(item, member if all(member) else None, True)
+    return Found(
+        tuple(
+            FoundSample(
+                job.partition,
+                sample_id,
+                tuple(sorted(items[sample_id], key=str)),
+                sample_id in whole,
+                tuple(sorted(members.get(sample_id, ()))),
+            )
+            for sample_id in sorted(items)
+        ),
+        Needles.joined(needles),
+    )
+
+
+def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
+    """Yield denied rows of the curated output, and whether they are whole samples."""
+    uri = CURATED.uri(job.root, job.partition)
+    if not exists(uri, job.options):
+        return
+    of_images = DenyList(
+        {entry: denial for entry, denial in job.deny.entries.items() if entry.kind in _HASHES}
+    )
+    others = DenyList(
+        {entry: denial for entry, denial in job.deny.entries.items() if entry.kind not in _HASHES}
+    )
+    likely = _likely_samples(job, of_images)
+    with open_parquet(uri, job.options) as file:
+        names = [name for name in file.schema_arrow.names if name != "binary_content"]
+        for group in range(file.metadata.num_row_groups):  # each has whole samples
+            table = file.read_row_group(group, columns=names, use_threads=False)
+            denials = others.denials(table)
+            ids = table.column("sample_id").to_pylist()
+            has_likely = bool(of_images) and (likely is None or not likely.isdisjoint(ids))
+            if not denials and not has_likely:
+                continue
+            table = file.read_row_group(group, use_threads=False)
+            if has_likely:
+                denials = {**of_images.denials(table, (), job.options), **denials}
+            gone = {ids[row] for row, denial in denials.items() if denial.is_of_sample}
+            whole = [row for row, sample_id in enumerate(ids) if sample_id in gone]
+            single = [row for row in denials if ids[row] not in gone]
+            for rows, is_whole in ((whole, True), (sorted(single), False)):
+                if rows:
+                    yield take_rows(table, rows), is_whole
+
+
+def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
+    """Return the ids of samples with an image that stored scores know as denied; None if they do not tell."""
+    kinds = {entry.kind for entry in deny.entries}
+    records = {
+        asset: Ledger(job.root, job.options).records(asset, [job.partition]).get(job.partition)
+        for asset in (CURATED.asset, _SCORES)
+    }
+    made, scored = records[CURATED.asset], records[_SCORES]
+    if (
+        not kinds
+        or made is None
+        or scored is None
+        or made.version not in scored.account.get("inputs", {}).values()
+    ):
+        return None
+    columns = {SHA256: ["sha256"], PDQ: ["perceptual_hash", "perceptual_quality"]}
+    if not kinds <= columns.keys():
+        return None
+    wanted = [name for kind in sorted(kinds) for name in columns[kind]]
+    try:
+        scores = read_small_table(
+            job.parquet(DERIVED_FOLDERS[_SCORES]), ["sample_id", "error", *wanted], job.options
+        )
+    except (FileNotFoundError, UnreadableFile):
+        return None  # or has no such scores
+    found: set[str] = set()
+    digests = {entry.value for entry in deny.entries if entry.kind == SHA256}
+    pictures = [entry for entry in deny.entries if entry.kind == PDQ]
+    for row in scores.to_pylist():
+        hash_ = row.get("perceptual_hash")
+        # An image that has no score is looked at.
+        is_unknown = any(row[name] is None for name in wanted)
+        is_near = hash_ is not None and any(
+            np.bitwise_count(hash_bits([entry.value]) ^ hash_bits([hash_])).sum() <= entry.radius
+            for entry in pictures
+        )
+        if is_unknown or is_near or row.get("sha256") in digests:
+            found.add(row["sample_id"])
+    return found
+
+
+def _rows(uri: str, columns: list[str], job: _ShardJob) -> list[dict[str, Any]]:
+    if not exists(uri, job.options):
+        return []
+    return read_small_table(uri, columns, job.options).to_pylist()
+
+
+def _member(source_ref: str | None) -> Member | None:
+    try:
+        ref = parse_source_ref(source_ref)
+    except (TypeError, ValueError):
+        return None
+    file, member = ref["path"], ref["member"]
+    return (file, member) if isinstance(file, str) and isinstance(member, str) else None
+
+
+def _shared_in_shard(job: _ShardJob) -> set[int]:
+    """Return the numbers of the needles that rows have which stay."""
+    ours = [sample for sample in job.found.samples if sample.partition == job.partition]
+    whole = {sample.sample_id for sample in ours if sample.is_whole}
+    items = {(sample.sample_id, *item) for sample in ours for item in sample.items}
+    search = job.found.needles.search()
+    shared: set[int] = set()
+    for uri in (CURATED.uri(job.root, job.partition), job.parquet(DERIVED_FOLDERS["quarantine"])):
+        if not exists(uri, job.options):
+            continue
+        with open_parquet(uri, job.options) as file:
+            for batch in _batches(file, None):
+                keys = zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)
+                stays = [row for row, key in enumerate(keys) if key[0] not in whole and key not in items]
+                table = pa.Table.from_batches([batch])
+                rest = table if len(stays) == len(table) else take_rows(table, stays)
+                for chunk in (chunk for column in rest.columns for chunk in column.chunks):
+                    shared.update(search.in_values(chunk))
+    return shared
+
+
+class Occurrence(NamedTuple):
+    """Something that a file holds, by its kind.
+
+    ``inside`` names the part of the file: a column, a table, ``unpacked``, or its ``name``; it is empty for
+    the bytes of the file as they are.
+    """
+
+    path: str
+    inside: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a scan has read and found.
+
+    Attributes:
+        files: number of files.
+        nbytes: their bytes.
+        occurrences: how often each was found.
+        unread: files that could not be read, or not be unpacked, each with the reason.
+        looked_for: numbers of contents by kind.
+        omitted: numbers of contents that were not looked for, by kind and reason.
+    """
+
+    files: int
+    nbytes: int
+    occurrences: Mapping[Occurrence, int]
+    unread: Mapping[str, str] = field(default_factory=dict)
+    looked_for: Mapping[str, int] = field(default_factory=dict)
+    omitted: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all was read, and nothing found."""
+        return not self.occurrences and not self.unread
+
+    def paths(self) -> list[str]:
+        """Return the files in which something was found, sorted."""
+        return sorted({found.path for found in self.occurrences})
+
+
+class _Part(NamedTuple):
+    """Bytes of a file; the part that begins it has what the file contains, too."""
+
+    path: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _ScanJob:
+    parts: tuple[_Part, ...]
+    needles: Needles
+    options: StorageOptions | None
+
+    @property
+    def place(self) -> str:
+        """For warnings."""
+        return self.parts[0].path
+
+
+@dataclass
+class _Result:
+    hits: Counter[Occurrence] = field(default_factory=Counter)
+    unread: dict[str, str] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+def scan(
+    folders: Iterable[str],
+    needles: Needles,
+    pool: MapsJobs,
+    skip: Collection[str] = (),
+    options: StorageOptions | None = None,
+) -> Scan:
+    """Look for needles in every file below folders or URLs; folders behind links are not entered.
+
+    Args:
+        folders: such as the storage root and Dagster's home. One that does not exist has no files.
+        needles: what to look for.
+        pool: does the work.
+        skip: files to leave out.
+        options: for the file systems.
+    """
+    search = needles.search()
+    sizes = {path: size for path, size in _listed(folders, options).items() if path not in skip}
+    hits: Counter[Occurrence] = Counter()
+    unread: dict[str, str] = {}
+    nbytes = 0
+    for path in sizes:
+        for number, _ in search.find(f"{path}\n{unquote(path)}".encode("utf-8", "surrogateescape")):
+            hits[Occurrence(path, "name", needles.needles[number].kind)] += 1
+    for job, result in pool.map(_scan_parts, _scan_jobs(sizes, needles, options)):
+        if isinstance(result, WorkerFailure):
+            unread.update((part.path, result.message) for part in job.parts)
+        else:
+            hits.update(result.hits)
+            unread.update(result.unread)
+            nbytes += result.nbytes
+    return Scan(len(sizes), nbytes, dict(sorted(hits.items())), unread, needles.counts(), needles.omitted)
+
+
+def _listed(folders: Iterable[str], options: StorageOptions | None) -> dict[str, int]:
+    """Return files and their sizes, hidden ones among them; a file with several names once."""
+    sizes: dict[str, int] = {}
+    known: set[str] = set()
+    for folder in folders:
+        if is_remote(folder):
+            fs, path = filesystem(folder, options)
+            fs.invalidate_cache()
+            for name, info in fs.find(path, detail=True).items():
+                sizes[fs.unstrip_protocol(name)] = int(info["size"] or 0)
+            continue
+        for above, _, names in os.walk(local_path(folder)):
+            for path in (os.path.join(above, name) for name in names):
+                if os.path.isfile(path) and (real := os.path.realpath(path)) not in known:
+                    known.add(real)
+                    sizes[path] = os.path.getsize(path)
+    return sizes
+
+
+def _scan_jobs(
+    sizes: Mapping[str, int], needles: Needles, options: StorageOptions | None
+) -> Iterator[_ScanJob]:
+    overlap = max(needles.search().longest - 1, 0)
+    parts: list[_Part] = []
+    filled = 0
+    for path, size in sizes.items():
+        for start in range(0, max(size, 1), _PART):
+            parts.append(_Part(path, start, min(start + _PART + overlap, size)))
+            filled += parts[-1].stop - start
+            if filled >= _JOB or len(parts) >= _FILES_A_JOB:
+                yield _ScanJob(tuple(parts), needles, options)
+                parts, filled = [], 0
+    if parts:
+        yield _ScanJob(tuple(parts), needles, options)
+
+
+def _scan_parts(job: _ScanJob) -> _Result:
+    result = _Result()
+    for part in job.parts:
+        file = _ScannedFile(part.path, job.needles, result, job.options)
+        try:
+            file.search_bytes(part.start, part.stop)
+            if part.start == 0:
+                file.search_inside()
+        except FileNotFoundError:
+            continue  # removed since it was listed
+        # Damaged containers and stores raise errors of any class; each is told.
+        except Exception as error:  # noqa: BLE001
+            result.unread[part.path] = error_line(error)
+    return result
+
+
+class _ScannedFile:
+    """A file that is searched, as bytes and for what it contains."""
+
+    def __init__(self, path: str, needles: Needles, result: _Result, options: StorageOptions | None) -> None:
+        self._path = path
+        self._needles = needles
+        self._search = needles.search()
+        self._result = result
+        self._options = options
+
+    def search_bytes(self, start: int, stop: int) -> None:
+        with open_binary(self._path, self._options) as file:
+            file.seek(start)
+            self._result.nbytes += self._stream(lambda nbytes: file.read(min(nbytes, stop - file.tell())), "")
+
+    def search_inside(self) -> None:
+        with open_binary(self._path, self._options) as file:
+            head = file.read(16)
+            file.seek(0)
+            if head.startswith(b"PAR1"):
+                self._parquet()
+            elif head.startswith(b"ARROW1"):
+                with pa.ipc.open_file(file) as reader:
+                    for number in range(reader.num_record_batches):
+                        self._batch(reader.get_batch(number))
+            elif head.startswith(b"SQLite format 3\0") and not is_remote(self._path):
+                self._sqlite()
+            elif self._path.endswith(".lance"):
+                self._lance()
+            else:
+                for unpacked in (opened(file) for magic, opened in _PACKED.items() if head.startswith(magic)):
+                    with unpacked:
+                        self._stream(unpacked.read, "unpacked")
+
+    def _stream(self, read: Callable[[int], bytes], inside: str) -> int:
+        kept, nbytes = b"", 0
+        while chunk := read(_CHUNK):
+            nbytes += len(chunk)
+            data = kept + chunk
+            for number, start in self._search.find(data):
+                if start + len(self._search.needles[number]) > len(kept):
+                    self._hit(number, inside)
+            kept = data[max(0, len(data) - self._search.longest + 1) :]
+        return nbytes
+
+    def _hit(self, number: int, inside: str) -> None:
+        self._result.hits[Occurrence(self._path, inside, self._needles.needles[number].kind)] += 1
+
+    def _parquet(self) -> None:
+        """Search the columns whose values the bytes of the file do not show as they are."""
+        with open_parquet(self._path, self._options) as file:
+            for batch in _batches(file, _is_packed):
+                self._batch(batch)
+
+    def _lance(self) -> None:
+        """Search all rows of a file of a table, whichever versions have them, and deleted ones."""
+        from lance.file import LanceFileReader
+
+        from mm_assets.formats.lance.reader_writer import lance_options
+
+        reader = LanceFileReader(self._path, lance_options(self._path, self._options))
+        if rows := reader.num_rows():
+            at_once = _rows_at_once(size_of(self._path, self._options), rows)
+            for batch in reader.read_all(batch_size=at_once, batch_readahead=1).to_batches():
+                self._batch(batch)
+
+    def _batch(self, batch: pa.RecordBatch) -> None:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            for number in self._search.in_values(column):
+                self._hit(number, f"column {name}")
+            if name in _ID_COLUMNS and self._needles.ids and is_text(column.type):
+                is_one = pc.is_in(column, pa.array(sorted(self._needles.ids), column.type))
+                if times := pc.sum(is_one).as_py():
+                    self._result.hits[Occurrence(self._path, f"column {name}", SAMPLE_ID)] += times
+
+    def _sqlite(self) -> None:
+        """Search the rows of a database; deleted ones are among its bytes, as far as they are there."""
+        uri = f"file:{quote(os.path.abspath(self._path))}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True)) as database:
+            database.text_factory = bytes
+            for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                table = name.decode()
+                quoted = table.replace('"', '""')
+                rows = database.execute(f'SELECT * FROM "{quoted}"')
+                while some := rows.fetchmany(_ROWS_AT_ONCE):
+                    values = [value for row in some for value in row if isinstance(value, bytes)]
+                    for number in self._search.in_values(pa.array(values, pa.large_binary())):
+                        self._hit(number, f"table {table}")
+
+
+# What other programs pack files with, by the bytes that these begin with.
+_PACKED: Mapping[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": lambda file: pa.CompressedInputStream(file, "zstd"),
+    b"\x04\x22\x4d\x18": lambda file: pa.CompressedInputStream(file, "lz4"),
+}
+
+
+def _is_packed(chunk: pq.ColumnChunkMetaData) -> bool:
+    if chunk.path_in_schema in _ID_COLUMNS:
+        return True
+    return chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY") and (
+        chunk.compression != "UNCOMPRESSED" or not {"PLAIN", "RLE", "BIT_PACKED"}.issuperset(chunk.encodings)
+    )
+
+
+def _batches(
+    file: pq.ParquetFile, is_wanted: Callable[[pq.ColumnChunkMetaData], bool] | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield a Parquet file in batches of about `_BATCH` bytes: all columns, or chunks that are wanted."""
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        chunks = [group.column(at) for at in range(group.num_columns)]
+        chunks = [chunk for chunk in chunks if is_wanted is None or is_wanted(chunk)]
+        if chunks:
+            rows = _rows_at_once(sum(chunk.total_uncompressed_size for chunk in chunks), group.num_rows)
+            names = [chunk.path_in_schema for chunk in chunks]
+            yield from file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
+
+
+def _rows_at_once(nbytes: int, rows: int) -> int:
+    return max(1, min(_BATCH * rows // max(nbytes, 1), 1 << 16))
