@@ -73,22 +73,20 @@ class Needles:
     omitted: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: pa.Table, *, with_ids: bool) -> Needles:
+    def of(cls, rows: pa.Table, *, is_whole: bool) -> Needles:
         """Return what rows are found by, which have the columns of our outputs.
 
         Args:
             rows: rows of samples.
-            with_ids: whether the ids of the samples are looked for, too.
+            is_whole: whether they are whole samples: then ids and names of raw members are looked for, too.
         """
         made = _Contents()
         for column in rows.schema:
             values = rows.column(column.name)
-            if column.name == "sample_id":
-                for sample_id in values.unique().to_pylist() if with_ids else ():
-                    made.add_id(sample_id)
-            elif column.name == "source_ref":
-                for source_ref in values.unique().to_pylist():
-                    made.add_member(source_ref)
+            if column.name in ("sample_id", "source_ref"):
+                add = made.add_id if column.name == "sample_id" else made.add_member
+                for value in values.unique().to_pylist() if is_whole else ():
+                    add(value)
             elif column.name not in _NO_CONTENT:
                 is_coded = is_json(column)
                 for value in values:  # one at a time: images are large

@@ -14,6 +14,7 @@ import gzip
 import lzma
 import os
 import sqlite3
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -58,6 +59,7 @@ _CHUNK = 8 << 20
 _PART = 256 << 20  # of a large file, which several workers read
 _JOB, _FILES_A_JOB = 64 << 20, 500
 _BATCH, _ROWS_AT_ONCE = 32 << 20, 1000
+_BEGIN_OF_STREAM, _HEADER = b"\xff\xff\xff\xff", 1 << 20
 # Columns of ids in our tables, and in the files of an index that Lance makes of such a column.
 _ID_COLUMNS = ("sample_id", "values", "min", "max")
 
@@ -107,11 +109,6 @@ class _ShardJob:
     options: StorageOptions | None
     found: Found = field(default_factory=lambda: Found((), Needles()))
 
-    @property
-    def place(self) -> str:
-        """For warnings."""
-        return self.partition
-
     def parquet(self, folder: str) -> str:
         """Return the location of the shard's file in a folder of the storage root."""
         return join(self.root, folder, f"{partition_filename(self.partition)}.parquet")
@@ -142,14 +139,14 @@ def without_shared(root: str, found: Found, pool: MapsJobs, options: StorageOpti
     partitions = {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
     jobs = [_ShardJob(root, partition, DenyList(), options, found) for partition in sorted(partitions)]
     shared = set().union(*_results(pool, _shared_in_shard, jobs))
-    return found.needles.without(shared, "in other samples, too")
+    return found.needles.without(shared, "in what stays, too")
 
 
 def _results(pool: MapsJobs, fn: Callable[[_ShardJob], Any], jobs: Sequence[_ShardJob]) -> list[Any]:
     results = []
     for job, result in pool.map(fn, jobs):
         if isinstance(result, WorkerFailure):
-            raise OSError(result.at(job.place))
+            raise OSError(result.at(f"shard {job.partition!r}"))
         results.append(result)
     return results
 
@@ -169,7 +166,7 @@ def _find_in_shard(job: _ShardJob) -> Found:
             whole.add(sample_id)
 
     for rows, is_whole in _denied_rows(job):
-        needles.append(Needles.of(rows, with_ids=is_whole))
+        needles.append(Needles.of(rows, is_whole=is_whole))
         for row in rows.select(_LOCATED).to_pylist():
             item = row["sample_id"], row["position"], row["modality"]
             note(item, _member(row["source_ref"]), is_whole)
@@ -246,43 +243,31 @@ def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
 
 def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
     """Return the ids of samples with an image that stored scores know as denied; None if they do not tell."""
+    ledger = Ledger(job.root, job.options)
+    made, scored = (
+        ledger.records(asset, [job.partition]).get(job.partition) for asset in (CURATED.asset, _SCORES)
+    )
+    of_kind = {SHA256: "sha256", PDQ: "perceptual_hash"}
     kinds = {entry.kind for entry in deny.entries}
-    records = {
-        asset: Ledger(job.root, job.options).records(asset, [job.partition]).get(job.partition)
-        for asset in (CURATED.asset, _SCORES)
-    }
-    made, scored = records[CURATED.asset], records[_SCORES]
-    if (
-        not kinds
-        or made is None
-        or scored is None
-        or made.version not in scored.account.get("inputs", {}).values()
-    ):
+    if made is None or scored is None or not kinds <= of_kind.keys():
         return None
-    columns = {SHA256: ["sha256"], PDQ: ["perceptual_hash", "perceptual_quality"]}
-    if not kinds <= columns.keys():
-        return None
-    wanted = [name for kind in sorted(kinds) for name in columns[kind]]
+    if made.version not in scored.account.get("inputs", {}).values():
+        return None  # they are those of earlier rows
+    names = [of_kind[kind] for kind in sorted(kinds)]
     try:
-        scores = read_small_table(
-            job.parquet(DERIVED_FOLDERS[_SCORES]), ["sample_id", "error", *wanted], job.options
-        )
-    except (FileNotFoundError, UnreadableFile):
-        return None  # or has no such scores
-    found: set[str] = set()
-    digests = {entry.value for entry in deny.entries if entry.kind == SHA256}
-    pictures = [entry for entry in deny.entries if entry.kind == PDQ]
-    for row in scores.to_pylist():
-        hash_ = row.get("perceptual_hash")
-        # An image that has no score is looked at.
-        is_unknown = any(row[name] is None for name in wanted)
-        is_near = hash_ is not None and any(
-            np.bitwise_count(hash_bits([entry.value]) ^ hash_bits([hash_])).sum() <= entry.radius
-            for entry in pictures
-        )
-        if is_unknown or is_near or row.get("sha256") in digests:
-            found.add(row["sample_id"])
-    return found
+        scores = _rows(job.parquet(DERIVED_FOLDERS[_SCORES]), ["sample_id", *names], job)
+    except UnreadableFile:
+        return None  # or these were not measured
+
+    def is_likely(kind: str, score: str | None) -> bool:
+        if score is None or kind == SHA256:
+            return score is None or any(entry.value == score for entry in deny.entries)
+        bits = hash_bits([score])
+        pictures = [entry for entry in deny.entries if entry.kind == PDQ]
+        near = (np.bitwise_count(hash_bits([entry.value]) ^ bits).sum() <= entry.radius for entry in pictures)
+        return any(near)
+
+    return {row["sample_id"] for row in scores if any(is_likely(kind, row[of_kind[kind]]) for kind in kinds)}
 
 
 def _rows(uri: str, columns: list[str], job: _ShardJob) -> list[dict[str, Any]]:
@@ -376,11 +361,6 @@ class _ScanJob:
     parts: tuple[_Part, ...]
     needles: Needles
     options: StorageOptions | None
-
-    @property
-    def place(self) -> str:
-        """For warnings."""
-        return self.parts[0].path
 
 
 @dataclass
@@ -501,6 +481,11 @@ class _ScannedFile:
                 with pa.ipc.open_file(file) as reader:
                     for number in range(reader.num_record_batches):
                         self._batch(reader.get_batch(number))
+            elif self._path.endswith(".arrow"):  # a stream, as the records of our Lance tables have, too
+                file.seek(max(0, file.read(_HEADER).find(_BEGIN_OF_STREAM)))
+                with pa.ipc.open_stream(file) as reader:
+                    for batch in reader:
+                        self._batch(batch)
             elif head.startswith(b"SQLite format 3\0") and not is_remote(self._path):
                 self._sqlite()
             elif self._path.endswith(".lance"):
@@ -561,7 +546,7 @@ class _ScannedFile:
                 quoted = table.replace('"', '""')
                 rows = database.execute(f'SELECT * FROM "{quoted}"')
                 while some := rows.fetchmany(_ROWS_AT_ONCE):
-                    values = [value for row in some for value in row if isinstance(value, bytes)]
+                    values = [_inflated(value) for row in some for value in row if isinstance(value, bytes)]
                     for number in self._search.in_values(pa.array(values, pa.large_binary())):
                         self._hit(number, f"table {table}")
 
@@ -574,6 +559,14 @@ _PACKED: Mapping[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x28\xb5\x2f\xfd": lambda file: pa.CompressedInputStream(file, "zstd"),
     b"\x04\x22\x4d\x18": lambda file: pa.CompressedInputStream(file, "lz4"),
 }
+
+
+def _inflated(value: bytes) -> bytes:
+    """Return what zlib has packed, as Dagster does snapshots of jobs; anything else as it is."""
+    try:
+        return zlib.decompressobj().decompress(value, _CHUNK) if value[:1] == b"x" else value
+    except zlib.error:
+        return value
 
 
 def _is_packed(chunk: pq.ColumnChunkMetaData) -> bool:
