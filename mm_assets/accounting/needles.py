@@ -188,11 +188,13 @@ class _Contents:
     def add_id(self, sample_id: str) -> None:
         """Add an id, and what stands around it where it may be a part of another one."""
         self._ids.add(sample_id)
-        as_json = json.dumps(sample_id)
         spelt = {*_spellings(sample_id), quote(sample_id, safe="").encode(), sample_key(sample_id).encode()}
+        self._keep(
+            SAMPLE_ID, sample_id, {data for data in spelt if len(data) >= _SHORTEST and data[:1] != b"="}
+        )
+        as_json = json.dumps(sample_id)
         for text in (f'"sample_id": {as_json}', f'"sample_id":{as_json}', f"sample {sample_id!r}"):
-            spelt |= _spellings(text)
-        self._keep(SAMPLE_ID, sample_id, {data for data in spelt if data[:1] != b"="})
+            self._keep(SAMPLE_ID, sample_id, _spellings(text))
 
     def add_member(self, source_ref: str | None) -> None:
         try:
@@ -205,7 +207,7 @@ class _Contents:
     def _add_text(self, text: str) -> None:
         if _URL.fullmatch(text):
             parts = [text] if len(text) <= _LONGEST else [text[-_LONGEST:], text[-2 * _LONGEST : -_LONGEST]]
-            self._keep(URL, text, {data for part in parts for data in _spellings(part)})
+            self._keep_long(URL, text, {data for part in parts for data in _spellings(part)})
             return
         plain = (found[0] for found in _PLAIN.finditer(text))
         windows = [window for window in plain if len(set(window)) >= _WORD] or [
@@ -213,22 +215,29 @@ class _Contents:
         ]
         # The ends and what lies between: a part of the text may be all that is left of it.
         chosen = {windows[(len(windows) - 1) * part // 4] for part in range(5)} if windows else ()
-        self._keep(TEXT, text, {data for window in chosen for data in _spellings(window)})
+        self._keep_long(TEXT, text, {data for window in chosen for data in _spellings(window)})
 
     def _add_image(self, data: bytes) -> None:
         windows = _image_windows(data)
         whole = _WINDOW // 3 * 3  # base64 has three spellings, by where in an image a window begins
         encoded = {base64.b64encode(window[at : at + whole]) for window in windows for at in range(3)}
-        self._keep(IMAGE, data, {*windows, *encoded})
+        self._keep_long(IMAGE, data, {*windows, *encoded})
 
     def _keep(self, kind: str, content: str | bytes, spelt: Iterable[bytes]) -> None:
-        data = content if isinstance(content, bytes) else _utf8(content)
-        number = int.from_bytes(hashlib.sha256(kind.encode() + data).digest()[:_WORD], "big")
-        kept = [one for one in spelt if len(one) >= _SHORTEST]
-        if not kept:
-            self._omitted[number] = f"{kind}, too short or plain"
-        for one in kept:
+        number = _number_of(kind, content)
+        for one in spelt:
             self._needles.setdefault(one, Needle(kind, number, one))
+
+    def _keep_long(self, kind: str, content: str | bytes, spelt: Iterable[bytes]) -> None:
+        if kept := [one for one in spelt if len(one) >= _SHORTEST]:
+            self._keep(kind, content, kept)
+        else:
+            self._omitted[_number_of(kind, content)] = f"{kind}, too short or plain"
+
+
+def _number_of(kind: str, content: str | bytes) -> int:
+    data = content if isinstance(content, bytes) else _utf8(content)
+    return int.from_bytes(hashlib.sha256(kind.encode() + data).digest()[:_WORD], "big")
 
 
 def _parsed(data: bytes) -> Any:

@@ -367,7 +367,6 @@ class _ScanJob:
 class _Result:
     hits: Counter[Occurrence] = field(default_factory=Counter)
     unread: dict[str, str] = field(default_factory=dict)
-    nbytes: int = 0
 
 
 def scan(
@@ -387,10 +386,9 @@ def scan(
         options: for the file systems.
     """
     search = needles.search()
-    sizes = {path: size for path, size in _listed(folders, options).items() if path not in skip}
+    sizes = _listed(folders, skip, options)
     hits: Counter[Occurrence] = Counter()
     unread: dict[str, str] = {}
-    nbytes = 0
     for path in sizes:
         for number, _ in search.find(f"{path}\n{unquote(path)}".encode("utf-8", "surrogateescape")):
             hits[Occurrence(path, "name", needles.needles[number].kind)] += 1
@@ -400,20 +398,21 @@ def scan(
         else:
             hits.update(result.hits)
             unread.update(result.unread)
-            nbytes += result.nbytes
-    return Scan(len(sizes), nbytes, dict(sorted(hits.items())), unread, needles.counts(), needles.omitted)
+    found = dict(sorted(hits.items()))
+    return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.omitted)
 
 
-def _listed(folders: Iterable[str], options: StorageOptions | None) -> dict[str, int]:
-    """Return files and their sizes, hidden ones among them; a file with several names once."""
+def _listed(folders: Iterable[str], skip: Collection[str], options: StorageOptions | None) -> dict[str, int]:
+    """Return files and their sizes, hidden ones among them; one that links lead to, too, once."""
     sizes: dict[str, int] = {}
-    known: set[str] = set()
+    known = {path if is_remote(path) else os.path.realpath(local_path(path)) for path in skip}
     for folder in folders:
         if is_remote(folder):
             fs, path = filesystem(folder, options)
             fs.invalidate_cache()
             for name, info in fs.find(path, detail=True).items():
-                sizes[fs.unstrip_protocol(name)] = int(info["size"] or 0)
+                if (path := fs.unstrip_protocol(name)) not in known:
+                    sizes[path] = int(info["size"] or 0)
             continue
         for above, _, names in os.walk(local_path(folder)):
             for path in (os.path.join(above, name) for name in names):
@@ -469,7 +468,7 @@ class _ScannedFile:
     def search_bytes(self, start: int, stop: int) -> None:
         with open_binary(self._path, self._options) as file:
             file.seek(start)
-            self._result.nbytes += self._stream(lambda nbytes: file.read(min(nbytes, stop - file.tell())), "")
+            self._stream(lambda nbytes: file.read(min(nbytes, stop - file.tell())), "")
 
     def search_inside(self) -> None:
         with open_binary(self._path, self._options) as file:
@@ -495,16 +494,14 @@ class _ScannedFile:
                     with unpacked:
                         self._stream(unpacked.read, "unpacked")
 
-    def _stream(self, read: Callable[[int], bytes], inside: str) -> int:
-        kept, nbytes = b"", 0
+    def _stream(self, read: Callable[[int], bytes], inside: str) -> None:
+        kept = b""
         while chunk := read(_CHUNK):
-            nbytes += len(chunk)
             data = kept + chunk
             for number, start in self._search.find(data):
                 if start + len(self._search.needles[number]) > len(kept):
                     self._hit(number, inside)
             kept = data[max(0, len(data) - self._search.longest + 1) :]
-        return nbytes
 
     def _hit(self, number: int, inside: str) -> None:
         self._result.hits[Occurrence(self._path, inside, self._needles.needles[number].kind)] += 1
