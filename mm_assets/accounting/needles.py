@@ -48,13 +48,14 @@ _NO_CONTENT = ("position", "modality", "content_type", "materialize_error")
 
 
 class Needle(NamedTuple):
-    """Bytes to look for: a content or a part of it, in one spelling.
+    """Bytes to look for: a window of a content, in one spelling.
 
-    All needles of a content have its number; ``kind`` says what it is.
+    All needles of a content have its number, all spellings of a window that of the window.
     """
 
     kind: str
     content: int
+    window: int
     data: bytes
 
 
@@ -119,8 +120,9 @@ class Needles:
         )
 
     def without(self, shared: Collection[int], why: str) -> Needles:
-        """Return them without some, by their numbers. Contents of which none is left count as omitted."""
-        kept = [needle for number, needle in enumerate(self.needles) if number not in shared]
+        """Return them without the windows of some, by their numbers; contents without windows are omitted."""
+        windows = {self.needles[number].window for number in shared}
+        kept = [needle for needle in self.needles if needle.window not in windows]
         left = {needle.content for needle in kept}
         lost = {needle.content: needle.kind for needle in self.needles if needle.content not in left}
         omitted = Counter(self.omitted) + Counter(f"{kind}, {why}" for kind in lost.values())
@@ -128,7 +130,7 @@ class Needles:
 
     def counts(self) -> dict[str, int]:
         """Return the number of contents that are looked for, by kind."""
-        kinds = Counter(kind for kind, _ in {(needle.kind, needle.content) for needle in self.needles})
+        kinds = Counter(kind for kind, _ in {needle[:2] for needle in self.needles})
         return dict(sorted(kinds.items()))
 
     def search(self) -> NeedleSearch:
@@ -141,7 +143,7 @@ class Needles:
 
     def to_bytes(self) -> bytes:
         """Return them as bytes, which hold the content."""
-        packed = [(kind, content, base64.b64encode(data).decode()) for kind, content, data in self.needles]
+        packed = [(*needle[:-1], base64.b64encode(needle.data).decode()) for needle in self.needles]
         return json.dumps(
             {"needles": packed, "ids": sorted(self.ids), "omitted": dict(self.omitted)}
         ).encode()
@@ -155,8 +157,11 @@ class Needles:
         """
         try:
             fields = json.loads(data)
-            needles = tuple(Needle(kind, of, base64.b64decode(text)) for kind, of, text in fields["needles"])
-            return cls(needles, frozenset(fields["ids"]), dict(fields["omitted"]))
+            needles = [
+                Needle(kind, content, window, base64.b64decode(text))
+                for kind, content, window, text in fields["needles"]
+            ]
+            return cls(tuple(needles), frozenset(fields["ids"]), dict(fields["omitted"]))
         except (LookupError, TypeError) as error:
             raise ValueError(f"no needles of an erasure: {error}") from error
 
@@ -167,10 +172,12 @@ class _Contents:
     def __init__(self) -> None:
         self._needles: dict[bytes, Needle] = {}
         self._ids: set[str] = set()
-        self._omitted: dict[int, str] = {}
+        self._contents: dict[int, str] = {}
+        self._kept: set[int] = set()
 
     def needles(self) -> Needles:
-        omitted = dict(sorted(Counter(self._omitted.values()).items()))
+        lost = [kind for number, kind in self._contents.items() if number not in self._kept]
+        omitted = dict(sorted(Counter(f"{kind}, too short or plain" for kind in lost).items()))
         return Needles(tuple(self._needles.values()), frozenset(self._ids), omitted)
 
     def add(self, value: Any) -> None:
@@ -189,50 +196,54 @@ class _Contents:
         """Add an id, and what stands around it where it may be a part of another one."""
         self._ids.add(sample_id)
         spelt = {*_spellings(sample_id), quote(sample_id, safe="").encode(), sample_key(sample_id).encode()}
-        self._keep(
-            SAMPLE_ID, sample_id, {data for data in spelt if len(data) >= _SHORTEST and data[:1] != b"="}
-        )
+        self._keep(SAMPLE_ID, sample_id, sample_id, {data for data in spelt if data[:1] != b"="})
         as_json = json.dumps(sample_id)
         for text in (f'"sample_id": {as_json}', f'"sample_id":{as_json}', f"sample {sample_id!r}"):
-            self._keep(SAMPLE_ID, sample_id, _spellings(text))
+            self._keep(SAMPLE_ID, sample_id, text, _spellings(text), _WORD)
 
     def add_member(self, source_ref: str | None) -> None:
         try:
             member = parse_source_ref(source_ref)["member"]
         except (TypeError, ValueError, LookupError):
             return
-        if isinstance(member, str) and len(_utf8(member)) >= _SHORTEST:
-            self._keep(MEMBER, member, _spellings(member))
+        if isinstance(member, str):
+            self._keep(MEMBER, member, member, _spellings(member))
 
     def _add_text(self, text: str) -> None:
         if _URL.fullmatch(text):
-            parts = [text] if len(text) <= _LONGEST else [text[-_LONGEST:], text[-2 * _LONGEST : -_LONGEST]]
-            self._keep_long(URL, text, {data for part in parts for data in _spellings(part)})
+            for part in (text[-_LONGEST:], text[-2 * _LONGEST : -_LONGEST]):
+                self._keep(URL, text, part, _spellings(part))
             return
         plain = (found[0] for found in _PLAIN.finditer(text))
         windows = [window for window in plain if len(set(window)) >= _WORD] or [
             found[0] for found in _ANY.finditer(text) if len(_utf8(found[0])) >= LEAST_TEXT
         ]
         # The ends and what lies between: a part of the text may be all that is left of it.
-        chosen = {windows[(len(windows) - 1) * part // 4] for part in range(5)} if windows else ()
-        self._keep_long(TEXT, text, {data for window in chosen for data in _spellings(window)})
+        for window in {windows[(len(windows) - 1) * part // 4] for part in range(5)} if windows else [""]:
+            self._keep(TEXT, text, window, _spellings(window))
 
     def _add_image(self, data: bytes) -> None:
-        windows = _image_windows(data)
-        whole = _WINDOW // 3 * 3  # base64 has three spellings, by where in an image a window begins
-        encoded = {base64.b64encode(window[at : at + whole]) for window in windows for at in range(3)}
-        self._keep_long(IMAGE, data, {*windows, *encoded})
+        whole = _WINDOW // 3 * 3
+        for window in _image_windows(data) or [b""]:
+            # Base64 has three spellings, by where in an image the window begins.
+            encoded = (base64.b64encode(window[at : at + whole]) for at in range(3))
+            self._keep(IMAGE, data, window, {window, *encoded})
 
-    def _keep(self, kind: str, content: str | bytes, spelt: Iterable[bytes]) -> None:
-        number = _number_of(kind, content)
-        for one in spelt:
-            self._needles.setdefault(one, Needle(kind, number, one))
-
-    def _keep_long(self, kind: str, content: str | bytes, spelt: Iterable[bytes]) -> None:
-        if kept := [one for one in spelt if len(one) >= _SHORTEST]:
-            self._keep(kind, content, kept)
-        else:
-            self._omitted[_number_of(kind, content)] = f"{kind}, too short or plain"
+    def _keep(
+        self,
+        kind: str,
+        content: str | bytes,
+        window: str | bytes,
+        spelt: Iterable[bytes],
+        least: int = _SHORTEST,
+    ) -> None:
+        """Keep the spellings of a window; of a content without any it is counted."""
+        number, of_window = _number_of(kind, content), _number_of(kind, window)
+        for data in spelt:
+            if len(data) >= least:
+                self._needles.setdefault(data, Needle(kind, number, of_window, data))
+                self._kept.add(number)
+        self._contents[number] = kind
 
 
 def _number_of(kind: str, content: str | bytes) -> int:
@@ -267,7 +278,7 @@ def _in_json(text: str) -> tuple[str, str]:
 
 
 def _image_windows(data: bytes) -> set[bytes]:
-    """Return parts of an image in pairs of neighbours, none of them from its header.
+    """Return parts of an image in pairs of neighbours, none of them from its header; none if it is plain.
 
     A database cuts a value where a page ends: of a pair, one window is whole.
     """

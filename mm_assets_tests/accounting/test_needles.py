@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import random
+from collections.abc import Callable
 from urllib.parse import quote
 
 import numpy as np
@@ -26,7 +27,7 @@ CHINESE = "这座灯塔建于一八七四年用石头砌成至今仍在使用并
 LINK = "https://images.example.org/harbour/old%20lighthouse.jpg?size=large&lang=<zh>"
 LONG_ID, SHORT_ID = "harbour/00000000000000001874", "1874"
 
-_SPELLINGS = {
+_SPELLINGS: dict[str, Callable[[str], str]] = {
     "UTF-8": lambda text: text,
     "JSON in ASCII": lambda text: json.dumps({"a": text}),
     "JSON": lambda text: json.dumps({"a": text}, ensure_ascii=False),
@@ -221,19 +222,41 @@ def test_json_text_is_taken_apart() -> None:
     assert Needles.of(rows, is_whole=False).counts() == {TEXT: 1, URL: 1}
 
 
-def test_what_others_have_is_left_out_and_counted() -> None:
-    needles = Needles.of_values([ENGLISH, CHINESE])
-    shared = {number for number, _ in needles.search().find(CHINESE.encode())}
-    shared |= {number for number, _ in needles.search().find(json.dumps(CHINESE).encode())}
-    rest = Needles.of_values([ENGLISH, CHINESE]).without(range(len(needles.needles)), "all")
-    assert (rest.counts(), rest.omitted) == ({}, {"text, all": 2})
-    some = needles.without(shared, "in what stays, too")
-    assert some.is_in(ENGLISH)
-    assert not some.is_in(CHINESE)
+def test_what_others_have_is_left_out_in_every_spelling() -> None:
+    needles = Needles.of_values([ENGLISH, CHINESE, IMAGE_BYTES])
+    everything = needles.without(range(len(needles.needles)), "all")
+    assert (everything.needles, everything.counts()) == ((), {})
+    assert everything.omitted == {"image, all": 1, "text, all": 2}
+    others = CHINESE.encode() + IMAGE_BYTES
+    some = needles.without({number for number, _ in needles.search().find(others)}, "in what stays, too")
+    assert some.omitted == {"image, in what stays, too": 1, "text, in what stays, too": 1}
+    for text in (CHINESE, base64.b64encode(IMAGE_BYTES).decode()):
+        for spelling in _SPELLINGS.values():
+            assert needles.is_in(spelling(text))
+            assert not some.is_in(spelling(text))
+    assert some.is_in(json.dumps(ENGLISH))
+
+
+def test_windows_that_others_lack_are_still_looked_for() -> None:
+    shared, own = IMAGE_BYTES[:10_000], IMAGE_BYTES[10_000:]
+    needles = Needles.of_values([shared + own])
+    rest = needles.without({number for number, _ in needles.search().find(shared)}, "in what stays, too")
+    assert (rest.counts(), rest.omitted) == ({IMAGE: 1}, {})
+    assert _kinds(rest, own) == {IMAGE}
+    assert not _kinds(rest, shared)
+
+
+def test_id_that_is_a_part_of_another_one() -> None:
+    sample_id, other = "shard-00000/000000001", "shard-00000/0000000012"
+    needles = Needles.of_values([], [sample_id])
+    rest = needles.without({number for number, _ in needles.search().find(other.encode())}, "others")
+    assert rest.counts() == {SAMPLE_ID: 1}
+    assert rest.is_in(json.dumps({"sample_id": sample_id}))
+    assert not rest.is_in(json.dumps({"sample_id": other}))
 
 
 def test_damaged_needles() -> None:
-    for data in (b"{}", b"[]", b"no JSON", b'{"needles": [["text", 1]], "ids": [], "omitted": {}}'):
+    for data in (b"{}", b"[]", b"no JSON", b'{"needles": [["text", 1, ""]], "ids": [], "omitted": {}}'):
         with pytest.raises(ValueError):
             Needles.of_bytes(data)
 

@@ -291,7 +291,7 @@ def test_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(traces, "_PART", 10_000)
     monkeypatch.setattr(traces, "_CHUNK", 3_000)
     needle = ERASED.image[:50]
-    needles = Needles((Needle(IMAGE, 1, needle),))
+    needles = Needles((Needle(IMAGE, 1, 1, needle),))
     for places in ([0, 9_993, 19_950, 30_000, 32_995, 35_950, 99_950], [2_990], [9_990], [10_000]):
         data = bytearray(np.random.default_rng(5).bytes(100_000))
         for at in places:
