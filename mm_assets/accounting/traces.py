@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
@@ -34,7 +33,7 @@ from mm_assets.accounting.erasures import MD5, PDQ, SHA256, DenyList
 from mm_assets.accounting.lookup import open_parquet
 from mm_assets.accounting.needles import SAMPLE_ID, Needles
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.filters.measure import hash_bits
+from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.model.nested_types import is_text, take_rows
@@ -259,13 +258,12 @@ def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
     except UnreadableFile:
         return None  # or these were not measured
 
+    digests = {entry.value for entry in deny.entries if entry.kind == SHA256}
+    pictures = [entry for entry in deny.entries if entry.kind == PDQ]
+    known = KnownHashes([entry.value for entry in pictures], [entry.radius for entry in pictures])
+
     def is_likely(kind: str, score: str | None) -> bool:
-        if score is None or kind == SHA256:
-            return score is None or any(entry.value == score for entry in deny.entries)
-        bits = hash_bits([score])
-        pictures = [entry for entry in deny.entries if entry.kind == PDQ]
-        near = (np.bitwise_count(hash_bits([entry.value]) ^ bits).sum() <= entry.radius for entry in pictures)
-        return any(near)
+        return score is None or (score in digests if kind == SHA256 else known.nearest(score) is not None)
 
     return {row["sample_id"] for row in scores if any(is_likely(kind, row[of_kind[kind]]) for kind in kinds)}
 
