@@ -533,7 +533,10 @@ class _ScannedFile:
 
     def _sqlite(self) -> None:
         """Search the rows of a database; deleted ones are among its bytes, as far as they are there."""
-        uri = f"file:{quote(os.path.abspath(self._path))}?mode=ro"
+        log = f"{self._path}-wal"
+        has_log = os.path.exists(log) and os.path.getsize(log) > 0
+        # Opened any other way, a database without a log gets one.
+        uri = f"file:{quote(os.path.abspath(self._path))}?{'mode=ro' if has_log else 'immutable=1'}"
         with closing(sqlite3.connect(uri, uri=True)) as database:
             database.text_factory = bytes
             for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():

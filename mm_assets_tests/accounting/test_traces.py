@@ -170,6 +170,15 @@ def _database(folder: Path, contents: list[Content], *statements: str) -> None:
     database.close()
 
 
+def _database_of_dagster(folder: Path, contents: list[Content]) -> None:
+    _database(folder, contents, "PRAGMA journal_mode = WAL")
+
+
+def _open_database(folder: Path, contents: list[Content]) -> None:
+    """One that a process has open, whose newest rows are in the log of changes."""
+    _log_of_database(folder, contents, keep=True)
+
+
 def _deleted_from_database(folder: Path, contents: list[Content]) -> None:
     _database(folder, contents)
     with sqlite3.connect(folder / "runs.db") as database:
@@ -178,17 +187,20 @@ def _deleted_from_database(folder: Path, contents: list[Content]) -> None:
     database.close()
 
 
-def _log_of_database(folder: Path, contents: list[Content]) -> None:
+def _log_of_database(folder: Path, contents: list[Content], keep: bool = False) -> None:
     """Rows that are in the log of changes alone, as a process leaves them that is killed."""
     _database(folder, [], "PRAGMA journal_mode = WAL")
     writer = sqlite3.connect(folder / "runs.db")
     rows = [(json.dumps(content.texts()), content.image) for content in contents]
     writer.executemany('INSERT INTO "the events" (event, body) VALUES (?, ?)', rows)
     writer.commit()
-    log = (folder / "runs.db-wal").read_bytes()
+    files = {path: path.read_bytes() for path in folder.iterdir()}
     writer.close()
-    (folder / "runs.db").unlink()
-    (folder / "runs.db-wal").write_bytes(log)
+    for path, data in files.items():
+        if keep or path.suffix == ".db-wal":
+            path.write_bytes(data)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _packed_in_database(folder: Path, contents: list[Content]) -> None:
@@ -239,6 +251,8 @@ PLACES: dict[str, tuple[Callable[[Path, list[Content]], None], frozenset[str]]] 
     ),
     "page": (_page, ALL),
     "database": (_database, ALL),
+    "database with a log": (_database_of_dagster, ALL),
+    "open database": (_open_database, ALL),
     "deleted from a database": (_deleted_from_database, ALL),
     "log of a database": (_log_of_database, ALL),
     "packed in a database": (_packed_in_database, ALL - {IMAGE}),
@@ -274,6 +288,18 @@ def test_nothing_of_others_is_found(place: str, tmp_path: Path) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert (found.files, found.nbytes) == (len(files), sum(path.stat().st_size for path in files))
     assert found.looked_for == {IMAGE: 1, SAMPLE_ID: 1, TEXT: 1, URL: 1}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_files_stay_as_they_are(place: str, tmp_path: Path) -> None:
+    write, _ = PLACES[place]
+    write(tmp_path, [ERASED])
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    _scan(tmp_path)
+    shared = {path for path in files if path.name.endswith("-shm")}  # memory of who reads a database
+    assert {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path not in shared
+    } == {path: data for path, data in files.items() if path not in shared}
 
 
 def test_short_id_is_found_as_a_value(tmp_path: Path) -> None:
