@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mm_assets.accounting.erasures import SAMPLE_ID, URL
 from mm_assets.formats.names import sample_key
 from mm_assets.model.json_codec import is_json, json_value
 from mm_assets.model.nested_types import is_bytes, is_text
 from mm_assets.model.samples import parse_source_ref
 
-SAMPLE_ID, TEXT, URL, IMAGE, MEMBER = "sample id", "text", "URL", "image", "member"
+TEXT, IMAGE, MEMBER = "text", "image", "member"  # kinds of content, beside those of entries
 
 LEAST_TEXT = 24  # bytes; shorter texts are in other samples, too
 _SHORTEST = 16  # bytes of a needle; fewer would be found by chance

@@ -16,9 +16,10 @@ import os
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -27,17 +28,17 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting import CURATED, DERIVED_FOLDERS
+from mm_assets.accounting import CURATED, DERIVED_FOLDERS, locator_columns
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.erasures import MD5, PDQ, SHA256, DenyList
+from mm_assets.accounting.erasures import MD5, PDQ, SAMPLE_ID, SHA256, URL, Denial, DenyList, Entry
 from mm_assets.accounting.lookup import open_parquet
-from mm_assets.accounting.needles import SAMPLE_ID, Needles
+from mm_assets.accounting.needles import Needles, NeedleSearch
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.model.nested_types import is_text, take_rows
-from mm_assets.model.samples import parse_source_ref
+from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
@@ -50,6 +51,7 @@ from mm_assets.storage.files import (
     open_binary,
     size_of,
 )
+from mm_assets.storage.stamps import parallel_map
 
 _HASHES = (SHA256, MD5, PDQ)
 _SCORES = "image_scores"
@@ -57,13 +59,12 @@ _LOCATED = ["sample_id", "position", "modality", "source_ref"]
 _CHUNK = 8 << 20
 _PART = 256 << 20  # of a large file, which several workers read
 _JOB, _FILES_A_JOB = 64 << 20, 500
-_BATCH, _ROWS_AT_ONCE = 32 << 20, 1000
+_SMALL = 1 << 20  # such files are read at once, in a store several at a time
+_BATCH, _LANCE_BATCH = 32 << 20, 8 << 20
+_ROWS_AT_ONCE = 1000
 _BEGIN_OF_STREAM, _HEADER = b"\xff\xff\xff\xff", 1 << 20
 # Columns of ids in our tables, and in the files of an index that Lance makes of such a column.
 _ID_COLUMNS = ("sample_id", "values", "min", "max")
-
-Item = tuple[str, int | None, str | None]  # sample id, position, modality
-Member = tuple[str, str]  # file, as locators call it, and member
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,14 @@ class FoundSample:
         sample_id: its id.
         items: position and modality of the items that are denied.
         is_whole: whether it goes as a whole, with its id.
-        members: file and member of each of these items in the raw shards, as far as locators name them.
+        members: raw file and member of each of these items, as far as locators name them.
     """
 
     partition: str
     sample_id: str
     items: tuple[tuple[int | None, str | None], ...]
     is_whole: bool
-    members: tuple[Member, ...]
+    members: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,13 @@ class Found:
 class _ShardJob:
     root: str
     partition: str
-    deny: DenyList
     options: StorageOptions | None
+    deny: DenyList = field(default_factory=DenyList)
     found: Found = field(default_factory=lambda: Found((), Needles()))
+
+    def entries(self, *kinds: str) -> dict[Entry, Denial]:
+        """Return the entries of some kinds."""
+        return {entry: denial for entry, denial in self.deny.entries.items() if entry.kind in kinds}
 
     def parquet(self, folder: str) -> str:
         """Return the location of the shard's file in a folder of the storage root."""
@@ -122,9 +127,7 @@ def find(root: str, deny: DenyList, pool: MapsJobs, options: StorageOptions | No
     Raises:
         OSError: a shard cannot be looked through; the message names it.
     """
-    partitions = {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
-    jobs = [_ShardJob(root, partition, deny, options) for partition in sorted(partitions)]
-    each = _results(pool, _find_in_shard, jobs)
+    each = _of_shards(pool, _find_in_shard, root, options, deny=deny)
     samples = [sample for found in each for sample in found.samples]
     samples.sort(key=lambda sample: (sample.partition, sample.sample_id))
     return Found(tuple(samples), Needles.joined(found.needles for found in each))
@@ -135,15 +138,17 @@ def without_shared(root: str, found: Found, pool: MapsJobs, options: StorageOpti
 
     Raises as `find`, which has to come first: after the erasure nobody knows what the others are.
     """
-    partitions = {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
-    jobs = [_ShardJob(root, partition, DenyList(), options, found) for partition in sorted(partitions)]
-    shared = set().union(*_results(pool, _shared_in_shard, jobs))
+    shared = set().union(*_of_shards(pool, _shared_in_shard, root, options, found=found))
     return found.needles.without(shared, "in what stays, too")
 
 
-def _results(pool: MapsJobs, fn: Callable[[_ShardJob], Any], jobs: Sequence[_ShardJob]) -> list[Any]:
+def _of_shards(
+    pool: MapsJobs, work: Callable[[_ShardJob], Any], root: str, options: StorageOptions | None, **given: Any
+) -> list[Any]:
+    partitions = {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
+    jobs = [_ShardJob(root, partition, options, **given) for partition in sorted(partitions)]
     results = []
-    for job, result in pool.map(fn, jobs):
+    for job, result in pool.map(work, jobs):
         if isinstance(result, WorkerFailure):
             raise OSError(result.at(f"shard {job.partition!r}"))
         results.append(result)
@@ -151,61 +156,42 @@ def _results(pool: MapsJobs, fn: Callable[[_ShardJob], Any], jobs: Sequence[_Sha
 
 
 def _find_in_shard(job: _ShardJob) -> Found:
-    items: dict[str, set[tuple[int | None, str | None]]] = {}
-    members: dict[str, set[Member]] = {}
-    whole: set[str] = set()
+    denied: list[tuple[dict[str, Any], bool]] = []  # an item, and whether its sample goes as a whole
     needles: list[Needles] = []
-
-    def note(item: Item, member: Member | None, is_whole: bool) -> None:
-        sample_id, position, modality = item
-        items.setdefault(sample_id, set()).add((position, modality))
-        if member is not None:
-            members.setdefault(sample_id, set()).add(member)
-        if is_whole:
-            whole.add(sample_id)
-
     for rows, is_whole in _denied_rows(job):
         needles.append(Needles.of(rows, is_whole=is_whole))
         for row in rows.select(_LOCATED).to_pylist():
-            item = row["sample_id"], row["position"], row["modality"]
-            note(item, _member(row["source_ref"]), is_whole)
+            denied.append((row | locator_columns(row["source_ref"]), is_whole))
     names = ["sample_id", "position", "modality", "source_uri", "member", "raw"]
-    for record in _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job):
-        raw = record["raw"]
+    for row in _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job):
+        raw, is_hidden = row["raw"], job.deny.hides_sample(row["sample_id"] or "")
         is_denied = raw is not None and job.deny.hides_bytes(raw)
-        # A document, unlike an image, is that of the whole sample.
-        is_whole = job.deny.hides_sample(record["sample_id"] or "") or (is_denied and raw[:1] == b"{")
-        if is_whole or is_denied:
-            hidden = [record["sample_id"]] if is_whole and record["sample_id"] else []
-            needles.append(Needles.of_values([] if raw is None else [raw], hidden))
-            member = record["source_uri"], record["member"]
-            item = record["sample_id"] or "", record["position"], record["modality"]
-            note(item, member if all(member) else None, is_whole)
-    lost = Ledger(job.root, job.options).items(CURATED.asset, job.partition)
+        if is_hidden or is_denied:
+            # A document, unlike an image, is that of the whole sample.
+            is_whole = row["sample_id"] is not None and (is_hidden or raw[:1] == b"{")
+            ids = [row["sample_id"]] if is_whole else []
+            needles.append(Needles.of_values([] if raw is None else [raw], ids))
+            denied.append((row | {"source": row["source_uri"]}, is_whole))
     survey = SurveyStore(job.root, job.options).uri(job.partition)
-    surveyed = _rows(survey, ["sample_id", "source", "member"], job)
-    for row in [
-        *lost.select(["sample_id", "position", "modality", "source", "member"]).to_pylist(),
-        *surveyed,
-    ]:
+    of_document = {"position": METADATA_POSITION, "modality": "metadata"}
+    known = Ledger(job.root, job.options).items(CURATED.asset, job.partition).to_pylist()
+    known += [of_document | row for row in _rows(survey, ["sample_id", "source", "member"], job)]
+    for row in known:
         if row["sample_id"] is not None and job.deny.hides_sample(row["sample_id"]):
             needles.append(Needles.of_values([], [row["sample_id"]]))
-            member = row["source"], row["member"]
-            item = row["sample_id"], row.get("position", -1), row.get("modality", "metadata")
-            note(item, member if all(member) else None, True)
-    return Found(
-        tuple(
+            denied.append((row, True))
+    samples = []
+    for sample_id in sorted({row["sample_id"] or "" for row, _ in denied}):
+        own = [(row, is_whole) for row, is_whole in denied if (row["sample_id"] or "") == sample_id]
+        items = {(row["position"], row["modality"]) for row, _ in own}
+        members = {(row["source"], row["member"]) for row, _ in own if row["source"] and row["member"]}
+        is_whole = any(is_whole for _, is_whole in own)
+        samples.append(
             FoundSample(
-                job.partition,
-                sample_id,
-                tuple(sorted(items[sample_id], key=str)),
-                sample_id in whole,
-                tuple(sorted(members.get(sample_id, ()))),
+                job.partition, sample_id, tuple(sorted(items, key=str)), is_whole, tuple(sorted(members))
             )
-            for sample_id in sorted(items)
-        ),
-        Needles.joined(needles),
-    )
+        )
+    return Found(tuple(samples), Needles.joined(needles))
 
 
 def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
@@ -213,15 +199,11 @@ def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
     uri = CURATED.uri(job.root, job.partition)
     if not exists(uri, job.options):
         return
-    of_images = DenyList(
-        {entry: denial for entry, denial in job.deny.entries.items() if entry.kind in _HASHES}
-    )
-    others = DenyList(
-        {entry: denial for entry, denial in job.deny.entries.items() if entry.kind not in _HASHES}
-    )
+    of_images, others = DenyList(job.entries(*_HASHES)), DenyList(job.entries(SAMPLE_ID, URL))
     likely = _likely_samples(job, of_images)
     with open_parquet(uri, job.options) as file:
         names = [name for name in file.schema_arrow.names if name != "binary_content"]
+        names = names if job.entries(URL) else _LOCATED
         for group in range(file.metadata.num_row_groups):  # each has whole samples
             table = file.read_row_group(group, columns=names, use_threads=False)
             denials = others.denials(table)
@@ -272,15 +254,6 @@ def _rows(uri: str, columns: list[str], job: _ShardJob) -> list[dict[str, Any]]:
     if not exists(uri, job.options):
         return []
     return read_small_table(uri, columns, job.options).to_pylist()
-
-
-def _member(source_ref: str | None) -> Member | None:
-    try:
-        ref = parse_source_ref(source_ref)
-    except (TypeError, ValueError):
-        return None
-    file, member = ref["path"], ref["member"]
-    return (file, member) if isinstance(file, str) and isinstance(member, str) else None
 
 
 def _shared_in_shard(job: _ShardJob) -> set[int]:
@@ -361,12 +334,6 @@ class _ScanJob:
     options: StorageOptions | None
 
 
-@dataclass
-class _Result:
-    hits: Counter[Occurrence] = field(default_factory=Counter)
-    unread: dict[str, str] = field(default_factory=dict)
-
-
 def scan(
     folders: Iterable[str],
     needles: Needles,
@@ -394,8 +361,8 @@ def scan(
         if isinstance(result, WorkerFailure):
             unread.update((part.path, result.message) for part in job.parts)
         else:
-            hits.update(result.hits)
-            unread.update(result.unread)
+            hits.update(result[0])
+            unread.update(result[1])
     found = dict(sorted(hits.items()))
     return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.omitted)
 
@@ -437,60 +404,77 @@ def _scan_jobs(
         yield _ScanJob(tuple(parts), needles, options)
 
 
-def _scan_parts(job: _ScanJob) -> _Result:
-    result = _Result()
-    for part in job.parts:
-        file = _ScannedFile(part.path, job.needles, result, job.options)
+def _scan_parts(job: _ScanJob) -> tuple[Counter[Occurrence], dict[str, str]]:
+    """Return what parts of files hold, and why some could not be read."""
+    search = job.needles.search()
+
+    def scanned(part: _Part) -> tuple[Counter[Occurrence], str]:
+        file = _ScannedFile(part.path, job.needles, search, job.options)
         try:
-            file.search_bytes(part.start, part.stop)
-            if part.start == 0:
-                file.search_inside()
+            file.search(part)
         except FileNotFoundError:
-            continue  # removed since it was listed
+            pass  # removed since it was listed
         # Damaged containers and stores raise errors of any class; each is told.
         except Exception as error:  # noqa: BLE001
-            result.unread[part.path] = error_line(error)
-    return result
+            return file.hits, error_line(error)
+        return file.hits, ""
+
+    small = [part for part in job.parts if part.stop <= _SMALL]
+    large = [part for part in job.parts if part.stop > _SMALL]
+    found = [*parallel_map(scanned, small, job.parts[0].path), *map(scanned, large)]
+    hits: Counter[Occurrence] = Counter()
+    for of_part, _ in found:
+        hits.update(of_part)
+    problems = zip([*small, *large], found, strict=True)
+    return hits, {part.path: problem for part, (_, problem) in problems if problem}
 
 
 class _ScannedFile:
-    """A file that is searched, as bytes and for what it contains."""
+    """A file that is searched, as bytes and for what it contains; ``hits`` has what was found."""
 
-    def __init__(self, path: str, needles: Needles, result: _Result, options: StorageOptions | None) -> None:
+    def __init__(
+        self, path: str, needles: Needles, search: NeedleSearch, options: StorageOptions | None
+    ) -> None:
+        self.hits: Counter[Occurrence] = Counter()
         self._path = path
         self._needles = needles
-        self._search = needles.search()
-        self._result = result
+        self._search = search
         self._options = options
 
-    def search_bytes(self, start: int, stop: int) -> None:
-        with open_binary(self._path, self._options) as file:
-            file.seek(start)
-            self._stream(lambda nbytes: file.read(min(nbytes, stop - file.tell())), "")
+    def search(self, part: _Part) -> None:
+        with open_binary(self._path, self._options) as opened:
+            file = BytesIO(opened.read()) if part.stop <= _SMALL else opened
+            file.seek(part.start)
+            self._stream(lambda nbytes: file.read(min(nbytes, part.stop - file.tell())), "")
+            if part.start == 0:
+                self._inside(file)
 
-    def search_inside(self) -> None:
-        with open_binary(self._path, self._options) as file:
-            head = file.read(16)
-            file.seek(0)
-            if head.startswith(b"PAR1"):
-                self._parquet()
-            elif head.startswith(b"ARROW1"):
-                with pa.ipc.open_file(file) as reader:
-                    for number in range(reader.num_record_batches):
-                        self._batch(reader.get_batch(number))
-            elif self._path.endswith(".arrow"):  # a stream, as the records of our Lance tables have, too
-                file.seek(max(0, file.read(_HEADER).find(_BEGIN_OF_STREAM)))
-                with pa.ipc.open_stream(file) as reader:
-                    for batch in reader:
-                        self._batch(batch)
-            elif head.startswith(b"SQLite format 3\0") and not is_remote(self._path):
-                self._sqlite()
-            elif self._path.endswith(".lance"):
-                self._lance()
-            else:
-                for unpacked in (opened(file) for magic, opened in _PACKED.items() if head.startswith(magic)):
-                    with unpacked:
-                        self._stream(unpacked.read, "unpacked")
+    def _inside(self, file: IO[bytes]) -> None:
+        file.seek(0)
+        head = file.read(16)
+        file.seek(0)
+        if head.startswith(b"PAR1"):
+            is_read = isinstance(file, BytesIO)
+            with pq.ParquetFile(file) if is_read else open_parquet(self._path, self._options) as parquet:
+                for batch in _batches(parquet, _is_packed):
+                    self._batch(batch)
+        elif head.startswith(b"ARROW1"):
+            with pa.ipc.open_file(file) as reader:
+                for number in range(reader.num_record_batches):
+                    self._batch(reader.get_batch(number))
+        elif self._path.endswith(".arrow"):  # a stream, as the records of our Lance tables have, too
+            file.seek(max(0, file.read(_HEADER).find(_BEGIN_OF_STREAM)))
+            with pa.ipc.open_stream(file) as reader:
+                for batch in reader:
+                    self._batch(batch)
+        elif head.startswith(b"SQLite format 3\0") and not is_remote(self._path):
+            self._sqlite()
+        elif self._path.endswith(".lance"):
+            self._lance()
+        else:
+            for unpacked in (opened(file) for magic, opened in _PACKED.items() if head.startswith(magic)):
+                with unpacked:
+                    self._stream(unpacked.read, "unpacked")
 
     def _stream(self, read: Callable[[int], bytes], inside: str) -> None:
         kept = b""
@@ -502,13 +486,7 @@ class _ScannedFile:
             kept = data[max(0, len(data) - self._search.longest + 1) :]
 
     def _hit(self, number: int, inside: str) -> None:
-        self._result.hits[Occurrence(self._path, inside, self._needles.needles[number].kind)] += 1
-
-    def _parquet(self) -> None:
-        """Search the columns whose values the bytes of the file do not show as they are."""
-        with open_parquet(self._path, self._options) as file:
-            for batch in _batches(file, _is_packed):
-                self._batch(batch)
+        self.hits[Occurrence(self._path, inside, self._needles.needles[number].kind)] += 1
 
     def _lance(self) -> None:
         """Search all rows of a file of a table, whichever versions have them, and deleted ones."""
@@ -517,9 +495,11 @@ class _ScannedFile:
         from mm_assets.formats.lance.reader_writer import lance_options
 
         reader = LanceFileReader(self._path, lance_options(self._path, self._options))
-        if rows := reader.num_rows():
-            at_once = _rows_at_once(size_of(self._path, self._options), rows)
-            for batch in reader.read_all(batch_size=at_once, batch_readahead=1).to_batches():
+        # Range by range: the reader fetches all of what it is asked for ahead.
+        rows = reader.num_rows()
+        at_once = _rows_at_once(size_of(self._path, self._options), rows, _LANCE_BATCH)
+        for start in range(0, rows, at_once):
+            for batch in reader.read_range(start, min(at_once, rows - start)).to_batches():
                 self._batch(batch)
 
     def _batch(self, batch: pa.RecordBatch) -> None:
@@ -529,7 +509,7 @@ class _ScannedFile:
             if name in _ID_COLUMNS and self._needles.ids and is_text(column.type):
                 is_one = pc.is_in(column, pa.array(sorted(self._needles.ids), column.type))
                 if times := pc.sum(is_one).as_py():
-                    self._result.hits[Occurrence(self._path, f"column {name}", SAMPLE_ID)] += times
+                    self.hits[Occurrence(self._path, f"column {name}", SAMPLE_ID)] += times
 
     def _sqlite(self) -> None:
         """Search the rows of a database; deleted ones are among its bytes, as far as they are there."""
@@ -589,5 +569,5 @@ def _batches(
             yield from file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
 
 
-def _rows_at_once(nbytes: int, rows: int) -> int:
-    return max(1, min(_BATCH * rows // max(nbytes, 1), 1 << 16))
+def _rows_at_once(nbytes: int, rows: int, at_most: int = _BATCH) -> int:
+    return max(1, min(at_most * rows // max(nbytes, 1), 1 << 16))

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.accounting.needles import IMAGE, MEMBER, SAMPLE_ID, TEXT, URL, Needles, NeedleSearch
+from mm_assets.accounting.erasures import SAMPLE_ID, URL
+from mm_assets.accounting.needles import IMAGE, MEMBER, TEXT, Needles, NeedleSearch
 from mm_assets.formats.names import sample_key
 
 RANDOM = np.random.default_rng(33)
@@ -177,7 +178,7 @@ def test_what_cannot_be_looked_for_is_counted() -> None:
     needles = Needles.of_values(["en", "short", bytes(5_000), "https://a.b/c", ENGLISH])
     assert needles.counts() == {TEXT: 1}
     assert needles.omitted == {
-        "URL, too short or plain": 1,
+        "url, too short or plain": 1,
         "image, too short or plain": 1,
         "text, too short or plain": 2,
     }
