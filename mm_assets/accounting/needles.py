@@ -41,8 +41,9 @@ _PROBES_AT_ONCE = 1 << 16  # their words stay in the cache of a core
 _PAIRS_AT_ONCE = 1 << 18
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
-# Characters that JSON, HTML and JSON within JSON leave as they are.
-_PLAIN = re.compile(r"[A-Za-z0-9 ,.;:!?()*_#$@~^|{}\[\]=-]" f"{{{LEAST_TEXT},{_WINDOW}}}")
+_WINDOWS = 8  # of a text, beside its ends
+# Characters that JSON, HTML, Markdown and JSON within JSON leave as they are.
+_PLAIN = re.compile(r"[A-Za-z0-9 ,.;:?()=-]" f"{{{LEAST_TEXT},{_WINDOW}}}")
 _ANY = re.compile(r"[^\x00-\x1f]" f"{{{LEAST_TEXT // 3},{_WINDOW}}}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:/\S+")
 _NO_CONTENT = ("position", "modality", "content_type", "materialize_error")
@@ -215,12 +216,13 @@ class _Contents:
             for part in (text[-_LONGEST:], text[-2 * _LONGEST : -_LONGEST]):
                 self._keep(URL, text, part, _spellings(part))
             return
-        plain = (found[0] for found in _PLAIN.finditer(text))
-        windows = [window for window in plain if len(set(window)) >= _WORD] or [
-            found[0] for found in _ANY.finditer(text) if len(_utf8(found[0])) >= LEAST_TEXT
-        ]
+        windows = [window for window in _PLAIN.findall(text) if len(set(window)) >= _WORD]
+        all_windows = [window for window in _ANY.findall(text) if len(_utf8(window)) >= LEAST_TEXT]
+        if 2 * sum(map(len, windows)) < len(text):
+            windows = all_windows
         # The ends and what lies between: a part of the text may be all that is left of it.
-        for window in {windows[(len(windows) - 1) * part // 4] for part in range(5)} if windows else [""]:
+        chosen = {windows[(len(windows) - 1) * part // _WINDOWS] for part in range(_WINDOWS) if windows}
+        for window in chosen.union(all_windows[:1], all_windows[-1:]) or [""]:
             self._keep(TEXT, text, window, _spellings(window))
 
     def _add_image(self, data: bytes) -> None:

@@ -17,7 +17,7 @@ import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import IO, Any, NamedTuple
@@ -341,7 +341,7 @@ def scan(
     skip: Collection[str] = (),
     options: StorageOptions | None = None,
 ) -> Scan:
-    """Look for needles in every file below folders or URLs; folders behind links are not entered.
+    """Look for needles in every file below folders or URLs, those behind links included.
 
     Args:
         folders: such as the storage root and Dagster's home. One that does not exist has no files.
@@ -351,9 +351,9 @@ def scan(
         options: for the file systems.
     """
     search = needles.search()
-    sizes = _listed(folders, skip, options)
     hits: Counter[Occurrence] = Counter()
     unread: dict[str, str] = {}
+    sizes = _listed(folders, skip, unread, options)
     for path in sizes:
         for number, _ in search.find(f"{path}\n{unquote(path)}".encode("utf-8", "surrogateescape")):
             hits[Occurrence(path, "name", needles.needles[number].kind)] += 1
@@ -367,23 +367,37 @@ def scan(
     return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.omitted)
 
 
-def _listed(folders: Iterable[str], skip: Collection[str], options: StorageOptions | None) -> dict[str, int]:
-    """Return files and their sizes, hidden ones among them; one that links lead to, too, once."""
+def _listed(
+    folders: Iterable[str], skip: Iterable[str], unread: dict[str, str], options: StorageOptions | None
+) -> dict[str, int]:
+    """Return files and their sizes, each once, hidden ones too; ``unread`` gets folders that fail."""
     sizes: dict[str, int] = {}
     known = {path if is_remote(path) else os.path.realpath(local_path(path)) for path in skip}
+
+    def is_new(path: str) -> bool:
+        is_known = (real := os.path.realpath(path)) in known
+        known.add(real)
+        return not is_known
+
+    def refused(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            unread[str(error.filename)] = error_line(error)
+
     for folder in folders:
         if is_remote(folder):
             fs, path = filesystem(folder, options)
             fs.invalidate_cache()
-            for name, info in fs.find(path, detail=True).items():
-                if (path := fs.unstrip_protocol(name)) not in known:
-                    sizes[path] = int(info["size"] or 0)
+            files = {fs.unstrip_protocol(name): info for name, info in fs.find(path, detail=True).items()}
+            sizes |= {name: int(info["size"] or 0) for name, info in files.items() if name not in known}
             continue
-        for above, _, names in os.walk(local_path(folder)):
+        for above, below, names in os.walk(local_path(folder), onerror=refused, followlinks=True):
+            if not is_new(above):
+                below.clear()
+                continue
             for path in (os.path.join(above, name) for name in names):
-                if os.path.isfile(path) and (real := os.path.realpath(path)) not in known:
-                    known.add(real)
-                    sizes[path] = os.path.getsize(path)
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    if os.path.isfile(path) and is_new(path):
+                        sizes[path] = os.path.getsize(path)
     return sizes
 
 

@@ -25,6 +25,7 @@ ENGLISH = (
     'The "old" harbour & its lighthouse were built of stone in 1874, <b>and</b> both are still in use today.'
 )
 CHINESE = "这座灯塔建于一八七四年用石头砌成至今仍在使用并且每天晚上都会亮起来照亮海面上的船只和港口"
+CZECH = "Žluťoučký kůň úpěl ďábelské ódy, a příliš žluťoučký maják přežil všechny bouře."
 LINK = "https://images.example.org/harbour/old%20lighthouse.jpg?size=large&lang=<zh>"
 LONG_ID, SHORT_ID = "harbour/00000000000000001874", "1874"
 
@@ -98,10 +99,19 @@ def test_nothing_is_found_by_chance() -> None:
     assert not list(needles.search().find(others.encode()))
 
 
-@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["English", "Chinese"])
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE, CZECH], ids=["English", "Chinese", "Czech"])
 @pytest.mark.parametrize("spelling", _SPELLINGS)
 def test_text_is_found_in_every_spelling(text: str, spelling: str) -> None:
     assert _kinds(Needles.of_values([text]), _SPELLINGS[spelling](text).encode()) == {TEXT}
+
+
+def test_end_and_beginning_of_a_text_are_found() -> None:
+    """Messages are cut, pages show the first characters, a text may be in two languages."""
+    words = " ".join(random.Random(4).choices(ENGLISH.split(), k=300))
+    for text in (words, CHINESE + words, f"{CHINESE * 20} {CZECH}"):
+        needles = Needles.of_values([text])
+        for part in (text[:100], text[-100:], text[len(text) // 3 : -len(text) // 3]):
+            assert needles.is_in(part), part
 
 
 @pytest.mark.parametrize("spelling", _SPELLINGS)

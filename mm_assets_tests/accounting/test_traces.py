@@ -351,15 +351,33 @@ def test_damaged_containers_are_told(tmp_path: Path) -> None:
 def test_links_and_files_to_skip(tmp_path: Path) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()
-    outside.mkdir()
-    _tar(outside, [ERASED])
-    os.link(outside / "a.tar", inside / "a.tar")
+    (outside / "deep").mkdir(parents=True)
+    _tar(inside, [ERASED])
+    _tar(outside / "deep", [ERASED])
     (inside / "again.tar").symlink_to(inside / "a.tar")
     (inside / "folder").symlink_to(outside)
+    (outside / "deep" / "up").symlink_to(inside)
+    (inside / "nowhere").symlink_to(tmp_path / "missing")
     os.mkfifo(inside / "pipe")
     found = _scan(inside, tmp_path / "missing", inside)
-    assert (found.files, len(found.paths())) == (1, 1)
-    assert _scan(inside, skip=[str(inside / "a.tar")]).files == 0
+    assert (found.files, len(found.paths()), found.unread) == (2, 2, {})
+    rest = _scan(inside, skip=[str(inside / "a.tar")])
+    assert rest.paths() == [f"{inside}/folder/deep/a.tar"]
+
+
+def test_folder_that_nobody_may_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    listed = os.scandir
+
+    def refused(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    found = _scan(tmp_path)
+    assert list(found.unread) == [str(tmp_path / "closed")]
+    assert not found.is_clean
 
 
 def test_file_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
