@@ -60,7 +60,7 @@ _CHUNK = 8 << 20
 _PART = 256 << 20  # of a large file, which several workers read
 _JOB, _FILES_A_JOB = 64 << 20, 500
 _SMALL = 1 << 20  # such files are read at once, in a store several at a time
-_BATCH, _LANCE_BATCH = 32 << 20, 8 << 20
+_BATCH = 8 << 20
 _ROWS_AT_ONCE = 1000
 _BEGIN_OF_STREAM, _HEADER = b"\xff\xff\xff\xff", 1 << 20
 # Columns of ids in our tables, and in the files of an index that Lance makes of such a column.
@@ -511,7 +511,7 @@ class _ScannedFile:
         reader = LanceFileReader(self._path, lance_options(self._path, self._options))
         # Range by range: the reader fetches all of what it is asked for ahead.
         rows = reader.num_rows()
-        at_once = _rows_at_once(size_of(self._path, self._options), rows, _LANCE_BATCH)
+        at_once = _rows_at_once(size_of(self._path, self._options), rows)
         for start in range(0, rows, at_once):
             for batch in reader.read_range(start, min(at_once, rows - start)).to_batches():
                 self._batch(batch)
@@ -583,5 +583,5 @@ def _batches(
             yield from file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
 
 
-def _rows_at_once(nbytes: int, rows: int, at_most: int = _BATCH) -> int:
-    return max(1, min(at_most * rows // max(nbytes, 1), 1 << 16))
+def _rows_at_once(nbytes: int, rows: int) -> int:
+    return max(1, min(_BATCH * rows // max(nbytes, 1), 1 << 16))
