@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -83,6 +85,7 @@ _TEXTS: Mapping[db.Table, tuple[str, ...]] = {
     JobTickTable: ("tick_body",),
     AssetDaemonAssetEvaluationsTable: ("asset_evaluation_body",),
 }
+_TAGS = (AssetEventTagsTable, RunTagsTable, BackfillTagsTable)
 _TABLES = tuple(
     table
     for metadata in (SqlEventLogStorageMetadata, RunStorageSqlMetadata, ScheduleStorageSqlMetadata)
@@ -97,6 +100,7 @@ _NAMING = frozenset(
     }
 )
 _OF_DAGSTER = "dagster/"  # how its tags and metadata are called: versions, partitions, URIs
+_NO_TAG, _LONGEST_TAG = re.compile(r"[^\w.-]", re.ASCII), 63
 _CONTENT = frozenset(
     {"TextMetadataEntryData", "MarkdownMetadataEntryData", "JsonMetadataEntryData", "TableMetadataEntryData"}
 )
@@ -127,7 +131,7 @@ def erase_events(
         is_trace: whether a text holds something that is to be erased.
         aliases: what stands for an id in lines that hold a trace by it.
         reason: the text that stands for what is gone.
-        begun: when the erasure began, seconds since 1970: later events cannot quote what is erased.
+        begun: when the erasure began, in whole seconds since 1970: runs after it cannot quote what is erased.
 
     Returns:
         The number of rows, and of printed files, that were changed.
@@ -139,8 +143,9 @@ def erase_events(
     eraser = _Eraser(frozenset(partitions), is_trace, dict(aliases), reason, begun)
     count = _erase_printed(instance, eraser)
     for database in _databases(instance):
-        changed = _erase_rows(database, eraser)
-        _write_anew(database, is_changed=changed > 0)
+        with located(str(database)), database.read() as connection:
+            changed = _erase_rows(database, connection, eraser)
+            _write_anew(database, connection, is_changed=changed > 0)
         count += changed
     return count
 
@@ -149,8 +154,8 @@ def event_texts(instance: dg.DagsterInstance) -> Iterator[tuple[str, str]]:
     """Yield all texts in databases that are no files of this machine, each with its place."""
     every = {table: table.columns.keys() for table in _TABLES}
     for database in _databases(instance):
-        if database.file is None:
-            with database.reading.connect() as connection:
+        if not database.is_file:
+            with database.read() as connection:
                 for table, columns in list(_tables_of(connection, every)):
                     for row in chain.from_iterable(_batches(connection, table, columns)):
                         place = f"{database} {table.name} {row.id}"
@@ -183,6 +188,10 @@ class _Eraser:
         new = self._without_traces(new) if has_trace else new
         return text if new == packed else to_json(new)
 
+    def tag(self, text: str) -> str:
+        """Return the value of a tag, or its key; Dagster refuses others than these characters."""
+        return _NO_TAG.sub("-", self.reason)[:_LONGEST_TAG] if self._has_trace(text) else text
+
     def lines(self, text: str) -> str:
         """Return lines without those that hold a trace."""
         if not self.is_trace(text):
@@ -209,6 +218,11 @@ class _Eraser:
                 return value if is_name else self._without_trace(value)
             case list():
                 return [self._without_traces(each, f"{name}[]") for each in value]
+            case dict() if name == "tags":
+                return {
+                    self.tag(key): each if key.startswith(_OF_DAGSTER) else self.tag(str(each))
+                    for key, each in value.items()
+                }
             case dict():
                 label = str(value.get("label", ""))
                 return {
@@ -235,7 +249,7 @@ class _Eraser:
         if not isinstance(value, dict):
             return value
         kind = value.get("__class__")
-        if kind == "EventLogEntry" and value["timestamp"] >= self.begun:
+        if kind == "EventLogEntry" and value["timestamp"] >= self.begun + 1:  # it is rounded down
             return value
         if "metadata_entries" in value or kind == "AssetCheckEvaluation":
             return self._without_metadata(value)
@@ -326,65 +340,94 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
+class _Files:
+    """One engine for all files of SQLite in turn: a new one would compile each statement anew."""
+
+    def __init__(self) -> None:
+        self._file = ""
+        self._engine = db.create_engine(
+            "sqlite://", creator=self._connect, poolclass=NullPool, hide_parameters=True
+        )
+
+    def engine(self, file: Path) -> Engine:
+        """Return the engine, which connects to this file from now on."""
+        self._file = str(file)
+        return self._engine
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._file, timeout=_PATIENCE)
+        connection.execute("PRAGMA secure_delete=ON")
+        return connection
+
+
 @dataclass(frozen=True)
 class _Database:
     """One of Dagster's databases.
 
     Args:
-        file: the file of SQLite; None for one in memory, and for servers.
+        place: a file of SQLite, else an engine.
+        files: connects to files.
         is_of_run: it has the log of one run alone, of which nothing is ever deleted or overwritten.
     """
 
-    engine: Engine
-    file: Path | None
+    place: Path | Engine
+    files: _Files
     is_of_run: bool = False
 
-    @classmethod
-    def of(cls, engine: Engine, is_of_run: bool = False) -> _Database:
-        """Return that of an engine; for a file with an engine that waits for others, and overwrites."""
-        name = engine.url.database or ""
-        if engine.dialect.name != "sqlite" or not os.path.isfile(name):
-            return cls(engine, None)
-        options = {"connect_args": {"timeout": _PATIENCE}, "hide_parameters": True}
-        own = db.create_engine(engine.url, poolclass=NullPool, **options)
-        db.event.listen(own, "connect", lambda connection, _: connection.execute("PRAGMA secure_delete=ON"))
-        return cls(own, Path(name), is_of_run)
-
     def __str__(self) -> str:
-        return str(self.file or self.engine.url.render_as_string())
+        return str(self.place if isinstance(self.place, Path) else self.place.url.render_as_string())
+
+    @property
+    def is_file(self) -> bool:
+        return isinstance(self.place, Path)
 
     @property
     def is_postgres(self) -> bool:
-        return self.engine.dialect.name == "postgresql"
+        return self._engine.dialect.name == "postgresql"
 
     @property
-    def reading(self) -> Engine:
-        return self.engine.execution_options(isolation_level="AUTOCOMMIT")
+    def texts(self) -> Mapping[db.Table, tuple[str, ...]]:
+        """Columns with texts, by table."""
+        return {SqlEventLogStorageTable: ("event",)} if self.is_of_run else _TEXTS
 
-    @property
-    def writing(self) -> Engine:
+    def read(self) -> Connection:
+        """Return a connection that keeps no transaction open."""
+        return self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+    def write(self) -> AbstractContextManager[Connection]:
+        """Begin a transaction."""
         level = "READ COMMITTED" if self.is_postgres else "SERIALIZABLE"
-        return self.engine.execution_options(isolation_level=level)
+        return self._engine.execution_options(isolation_level=level).begin()
+
+    @property
+    def _engine(self) -> Engine:
+        return self.files.engine(self.place) if isinstance(self.place, Path) else self.place
 
 
 def _databases(instance: dg.DagsterInstance) -> list[_Database]:
     """Return all databases of an instance; SQLite has one more for each run."""
     log, runs, schedules = instance.event_log_storage, instance.run_storage, instance.schedule_storage
     assert isinstance(log, SqlEventLogStorage) and isinstance(runs, SqlRunStorage), "storages in a database"
-    found = {}
+    files = _Files()
+    found: dict[Any, _Database] = {}
+
+    def add(connection: Connection) -> None:
+        url = connection.engine.url
+        is_file = url.get_backend_name() == "sqlite" and os.path.isfile(url.database or "")
+        place = Path(url.database or "") if is_file else connection.engine
+        found.setdefault(place if is_file else url, _Database(place, files))
+
     with log.index_connection() as connection:  # writes what waits
-        index = _Database.of(connection.engine)
-        found[connection.engine.url] = index
+        add(connection)
+    (index,) = found
     with runs.connect() as connection:
-        found.setdefault(connection.engine.url, _Database.of(connection.engine))
+        add(connection)
     if isinstance(schedules, SqlScheduleStorage):
         with schedules.connect() as connection:
-            found.setdefault(connection.engine.url, _Database.of(connection.engine))
-    if index.file is not None:
-        for file in sorted(index.file.parent.iterdir()):
-            url = index.engine.url.set(database=str(file))
-            if file.suffix == ".db" or file.name == ".db":
-                found.setdefault(url, _Database.of(db.create_engine(url), is_of_run=True))
+            add(connection)
+    for file in sorted(index.parent.iterdir()) if isinstance(index, Path) else ():
+        if file.name.endswith(".db"):
+            found.setdefault(file, _Database(file, files, is_of_run=True))
     return list(found.values())
 
 
@@ -407,27 +450,27 @@ def _batches(connection: Connection, table: db.Table, columns: Iterable[str]) ->
     while True:
         query = db.select(table.c.id, *named).where(table.c.id > last).order_by(table.c.id).limit(_BATCH)
         rows = list(connection.execute(query))
-        if not rows:
+        if rows:
+            yield rows
+        if len(rows) < _BATCH:
             return
-        yield rows
         last = rows[-1].id
 
 
-def _erase_rows(database: _Database, eraser: _Eraser) -> int:
+def _erase_rows(database: _Database, connection: Connection, eraser: _Eraser) -> int:
     """Erase texts of a database, in one transaction for each batch of rows; return how many rows."""
     count = 0
-    with located(str(database)), database.reading.connect() as connection:
-        for table, columns in list(_tables_of(connection, _TEXTS)):
-            read = [*columns, *(name for name in ("partition", "key") if name in table.c)]
-            for batch in _batches(connection, table, read):
-                rows = batch
-                while changes := dict(_changes(table, columns, rows, eraser)):
-                    with database.writing.begin() as writing:
-                        written = {key for key, new in changes.items() if _write(writing, table, key, new)}
-                    count += len(written)
-                    # What somebody has changed since it was read is looked at again.
-                    query = db.select(*(table.c[name] for name in ("id", *read)))
-                    rows = list(connection.execute(query.where(table.c.id.in_(changes.keys() - written))))
+    for table, columns in list(_tables_of(connection, database.texts)):
+        read = [*columns, *(name for name in ("partition", "key") if name in table.c)]
+        for batch in _batches(connection, table, read):
+            rows = batch
+            while changes := dict(_changes(table, columns, rows, eraser)):
+                with database.write() as writing:
+                    written = {key for key, new in changes.items() if _write(writing, table, key, new)}
+                count += len(written)
+                # What somebody has changed since it was read is looked at again.
+                query = db.select(*(table.c[name] for name in ("id", *read)))
+                rows = list(connection.execute(query.where(table.c.id.in_(changes.keys() - written))))
     return count
 
 
@@ -444,19 +487,21 @@ def _changes(
         found = []
         for column in columns:
             text = getattr(row, column)
-            if text and (new := eraser.stored(text, _may_quote(table, row, text, eraser))) != text:
+            if text and (new := _erased(table, row, text, eraser)) != text:
                 found.append((column, text, new))
         if found:
             yield row.id, found
 
 
-def _may_quote(table: db.Table, row: Any, text: str, eraser: _Eraser) -> bool:
-    """Return whether a text may hold an event of which content goes."""
-    if table is AssetKeyTable:  # the last one of an asset, whatever its partition
-        return True
+def _erased(table: db.Table, row: Any, text: str, eraser: _Eraser) -> str:
+    if table in _TAGS:
+        return eraser.tag(text)
+    if table is AssetKeyTable:  # the last event of an asset, whatever its partition
+        return eraser.stored(text, may_quote=True)
     if table is SqlEventLogStorageTable or table is AssetCheckExecutionsTable:
-        return row.partition in eraser.partitions if row.partition else _PICTURE in text
-    return False
+        may_quote = row.partition in eraser.partitions if row.partition else _PICTURE in text
+        return eraser.stored(text, may_quote)
+    return eraser.stored(text, may_quote=False)
 
 
 def _write(connection: Connection, table: db.Table, id_: int, changes: Iterable[Change]) -> bool:
@@ -465,34 +510,32 @@ def _write(connection: Connection, table: db.Table, id_: int, changes: Iterable[
     return connection.execute(update.values({name: new for name, _, new in changes})).rowcount == 1
 
 
-def _write_anew(database: _Database, *, is_changed: bool) -> None:
+def _write_anew(database: _Database, connection: Connection, *, is_changed: bool) -> None:
     """Write a database without what was overwritten or deleted; one of a run only after a change.
 
     Raises:
         StillKept: others have an older state of it open, or it may not be written anew.
     """
-    if database.file is None and not database.is_postgres:
-        return
-    with located(str(database)), database.reading.connect() as connection:
-        if database.is_postgres:
-            connection.exec_driver_sql(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
-            try:
-                _write_postgres_anew(str(database), connection)
-            finally:
-                connection.exec_driver_sql("RESET lock_timeout")
-            return
+    if database.is_postgres:
+        connection.exec_driver_sql(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
         try:
-            if is_changed or not database.is_of_run:
-                connection.exec_driver_sql("VACUUM")
-        except db.exc.OperationalError as error:
-            raise StillKept(f"{database}: {error.orig}: end what writes to it, and repeat") from error
-        # Waits for those who read an older state, and leaves nothing in the write-ahead log.
-        is_busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
-        if is_busy:
-            raise StillKept(
-                f"{database}: another process has open what it was before the erasure: end it (is mm-assets "
-                "ui running?), and repeat"
-            )
+            _write_postgres_anew(str(database), connection)
+        finally:
+            connection.exec_driver_sql("RESET lock_timeout")
+    if not database.is_file:
+        return
+    try:
+        if is_changed or not database.is_of_run:
+            connection.exec_driver_sql("VACUUM")
+    except db.exc.OperationalError as error:
+        raise StillKept(f"{database}: {error.orig}: end what writes to it, and repeat") from error
+    # Waits for those who read an older state, and leaves nothing in the write-ahead log.
+    is_busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+    if is_busy:
+        raise StillKept(
+            f"{database}: another process has open what it was before the erasure: end it (is mm-assets "
+            "ui running?), and repeat"
+        )
 
 
 # Other transactions of this database for which it keeps what is older than the transaction `last`.
