@@ -25,33 +25,13 @@ from typing import Any
 
 import dagster as dg
 import sqlalchemy as db
-from dagster._core.storage.event_log.schema import (
-    AssetCheckExecutionsTable,
-    AssetEventTagsTable,
-    AssetKeyTable,
-    SqlEventLogStorageMetadata,
-    SqlEventLogStorageTable,
-)
+from dagster._core.storage.event_log.schema import SqlEventLogStorageMetadata
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
-from dagster._core.storage.runs.schema import (
-    BackfillTagsTable,
-    BulkActionsTable,
-    DaemonHeartbeatsTable,
-    KeyValueStoreTable,
-    RunsTable,
-    RunStorageSqlMetadata,
-    RunTagsTable,
-)
+from dagster._core.storage.runs.schema import RunStorageSqlMetadata
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
-from dagster._core.storage.schedules.schema import (
-    AssetDaemonAssetEvaluationsTable,
-    InstigatorsTable,
-    JobTable,
-    JobTickTable,
-    ScheduleStorageSqlMetadata,
-)
+from dagster._core.storage.schedules.schema import ScheduleStorageSqlMetadata
 from dagster._core.storage.schedules.sql_schedule_storage import SqlScheduleStorage
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import NullPool
@@ -60,7 +40,7 @@ from mm_assets.event_log.rows import to_json
 from mm_assets.graph.dagster_internals import TRIED_WITH
 from mm_assets.model.errors import MmAssetsError, warn_user
 from mm_assets.storage.errors import located
-from mm_assets.storage.files import staged
+from mm_assets.storage.files import staged, sweep
 
 _BATCH = 500  # rows in one transaction
 _PATIENCE = 60.0  # seconds to wait for other users of a database
@@ -68,29 +48,28 @@ _LINES = 16 * 1024 * 1024  # bytes of printed lines that are looked at together
 
 _PRINTED = (".out", ".err", ".partial")  # of files with what a step has printed
 
-# Columns whose texts may quote data; all others name things, or are numbers.
-_TEXTS: Mapping[db.Table, tuple[str, ...]] = {
-    SqlEventLogStorageTable: ("event",),
-    AssetCheckExecutionsTable: ("evaluation_event",),
-    AssetKeyTable: ("last_materialization", "asset_details", "tags", "cached_status_data"),
-    AssetEventTagsTable: ("value",),
-    RunsTable: ("run_body",),
-    RunTagsTable: ("value",),
-    BulkActionsTable: ("body",),
-    BackfillTagsTable: ("value",),
-    KeyValueStoreTable: ("value",),
-    DaemonHeartbeatsTable: ("body",),
-    JobTable: ("job_body",),
-    InstigatorsTable: ("instigator_body",),
-    JobTickTable: ("tick_body",),
-    AssetDaemonAssetEvaluationsTable: ("asset_evaluation_body",),
+# Columns whose texts may quote data, by table; all others name things, or are numbers.
+_EVENTS = {"event_logs": ("event",), "asset_check_executions": ("evaluation_event",)}
+_TAGS = {"asset_event_tags": ("value",), "run_tags": ("value",), "backfill_tags": ("value",)}
+_ASSETS = {"asset_keys": ("last_materialization", "asset_details", "tags", "cached_status_data")}
+_TEXTS: Mapping[str, tuple[str, ...]] = {
+    **_EVENTS,
+    **_ASSETS,
+    **_TAGS,
+    "runs": ("run_body",),
+    "bulk_actions": ("body",),
+    "kvs": ("value",),
+    "daemon_heartbeats": ("body",),
+    "jobs": ("job_body",),
+    "instigators": ("instigator_body",),
+    "job_ticks": ("tick_body",),
+    "asset_daemon_asset_evaluations": ("asset_evaluation_body",),
 }
-_TAGS = (AssetEventTagsTable, RunTagsTable, BackfillTagsTable)
-_TABLES = tuple(
-    table
+_TABLES = {
+    table.name: table
     for metadata in (SqlEventLogStorageMetadata, RunStorageSqlMetadata, ScheduleStorageSqlMetadata)
     for table in metadata.sorted_tables
-)
+}
 
 # Fields that say what an object is, or of what: of Dagster's own objects. Lists are told by brackets.
 _NAMING = frozenset(
@@ -152,7 +131,7 @@ def erase_events(
 
 def event_texts(instance: dg.DagsterInstance) -> Iterator[tuple[str, str]]:
     """Yield all texts in databases that are no files of this machine, each with its place."""
-    every = {table: table.columns.keys() for table in _TABLES}
+    every = {name: table.columns.keys() for name, table in _TABLES.items()}
     for database in _databases(instance):
         if not database.is_file:
             with database.read() as connection:
@@ -386,9 +365,9 @@ class _Database:
         return self._engine.dialect.name == "postgresql"
 
     @property
-    def texts(self) -> Mapping[db.Table, tuple[str, ...]]:
+    def texts(self) -> Mapping[str, tuple[str, ...]]:
         """Columns with texts, by table."""
-        return {SqlEventLogStorageTable: ("event",)} if self.is_of_run else _TEXTS
+        return {"event_logs": _TEXTS["event_logs"]} if self.is_of_run else _TEXTS
 
     def read(self) -> Connection:
         """Return a connection that keeps no transaction open."""
@@ -432,15 +411,15 @@ def _databases(instance: dg.DagsterInstance) -> list[_Database]:
 
 
 def _tables_of(
-    connection: Connection, columns: Mapping[db.Table, Iterable[str]]
+    connection: Connection, columns: Mapping[str, Iterable[str]]
 ) -> Iterator[tuple[db.Table, list[str]]]:
     """Yield those of the tables that a database has, with the columns that it has of them."""
     known = db.inspect(connection)
     there = set(known.get_table_names())
     for table, names in columns.items():
-        if table.name in there:
-            has = {column["name"] for column in known.get_columns(table.name)}
-            yield table, [name for name in names if name in has]
+        if table in there:
+            has = {column["name"] for column in known.get_columns(table)}
+            yield _TABLES[table], [name for name in names if name in has]
 
 
 def _batches(connection: Connection, table: db.Table, columns: Iterable[str]) -> Iterator[list[Any]]:
@@ -494,11 +473,11 @@ def _changes(
 
 
 def _erased(table: db.Table, row: Any, text: str, eraser: _Eraser) -> str:
-    if table in _TAGS:
+    if table.name in _TAGS:
         return eraser.tag(text)
-    if table is AssetKeyTable:  # the last event of an asset, whatever its partition
+    if table.name in _ASSETS:  # the last event of an asset, whatever its partition
         return eraser.stored(text, may_quote=True)
-    if table is SqlEventLogStorageTable or table is AssetCheckExecutionsTable:
+    if table.name in _EVENTS:
         may_quote = row.partition in eraser.partitions if row.partition else _PICTURE in text
         return eraser.stored(text, may_quote)
     return eraser.stored(text, may_quote=False)
@@ -584,16 +563,19 @@ def _erase_printed(instance: dg.DagsterInstance, eraser: _Eraser) -> int:
 
 def _erase_lines(path: Path, eraser: _Eraser) -> bool:
     """Write a file without lines that hold traces; return whether there were some."""
-    with open(path, "rb") as lines, staged(str(path)) as new:
-        has_trace = False
-        with open(new.path, "wb") as kept:
-            while some := lines.readlines(_LINES):
-                text = b"".join(some).decode(errors="surrogateescape")
-                erased = eraser.lines(text)
-                has_trace |= erased != text
-                kept.write(erased.encode(errors="surrogateescape"))
-        if has_trace:
-            new.publish()
-        else:
-            new.discard()
-    return has_trace
+    if not any(map(eraser.is_trace, _lines_of(path))):
+        return False
+    sweep(str(path.parent))  # what one that was killed has left
+    with staged(str(path)) as new:
+        with open(new.path, "wb") as file:
+            for lines in _lines_of(path):
+                file.write(eraser.lines(lines).encode(errors="surrogateescape"))
+        new.publish()
+    return True
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a file, many at a time."""
+    with open(path, "rb") as file:
+        while lines := file.readlines(_LINES):
+            yield b"".join(lines).decode(errors="surrogateescape")

@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,6 +21,7 @@ from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._core.storage.compute_log_manager import ComputeIOType
+from dagster._core.test_utils import create_run_for_test
 
 from mm_assets.demo import make_shards
 from mm_assets.event_log import erasure
@@ -101,8 +102,8 @@ def _quote(instance: dg.DagsterInstance, run_id: str) -> None:
     )
     instance.add_backfill(backfill)
     tick = TickData(
-        "sensor",
         "origin",
+        "sensor",
         InstigatorType.SENSOR,
         TickStatus.SUCCESS,
         1.0,
@@ -116,14 +117,6 @@ def _quote(instance: dg.DagsterInstance, run_id: str) -> None:
     ) as log:
         assert log is not None
         log.write(f"before\nsample {ID}: {URL}\n{SECRET}\nafter\n")
-
-
-def _prepared(folder: Path, raw: Path, kind: str, url: str | None) -> list[str]:
-    """Two runs of the graph, and quotes: the ids of the runs."""
-    with _opened(folder, kind, url) as instance:
-        runs = [_deployment(folder, raw, instance).run(assets=FILTERED).run_id for _ in range(2)]
-        _quote(instance, runs[0])
-    return runs
 
 
 @contextmanager
@@ -162,11 +155,14 @@ def _engine(url: str) -> db.Engine:
 
 def _bare(seen: dict[str, Any]) -> dict[str, Any]:
     """A view without metadata of the partition that is erased that are no numbers."""
-    numbers: Callable[[dict[str, Any]], dict[str, Any]] = lambda metadata: {
-        name: value
-        for name, value in metadata.items()
-        if isinstance(getattr(value, "value", value), int | float) or name.startswith("dagster/")
-    }
+
+    def numbers(metadata: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in metadata.items()
+            if isinstance(getattr(value, "value", value), int | float) or name.startswith("dagster/")
+        }
+
     for shards in seen["latest"].values():
         if SHARD in shards:
             metadata, *others = shards[SHARD]
@@ -181,32 +177,39 @@ def _bare(seen: dict[str, Any]) -> dict[str, Any]:
 def test_no_byte_is_left_and_all_else_is_as_it_was(
     tmp_path: Path, raw: Path, url: str | None, kind: str
 ) -> None:
-    runs = _prepared(tmp_path, raw, kind, url)
+    with _opened(tmp_path, kind, url) as instance:
+        run = _deployment(tmp_path, raw, instance).run(assets=FILTERED).run_id
+        _quote(instance, run)
     assert _left(tmp_path, url)
 
-    def seen() -> tuple[dict[str, Any], list[Any]]:
+    def seen() -> tuple[dict[str, Any], Any]:
         with _opened(tmp_path, STOCK, url) as instance:
             deployment = _deployment(tmp_path, raw, instance)
-            return view(deployment), [run_view(deployment, run) for run in runs]
+            return view(deployment), run_view(deployment, run)
 
-    before, runs_before = seen()
+    before, run_before = seen()
     with _opened(tmp_path, kind, url) as instance:
         assert erase(instance) > 20
         assert erase(instance) == 0
         assert not any(is_trace(text) for _, text in event_texts(instance))
         assert bool(list(event_texts(instance))) == (url is not None)
     assert _left(tmp_path, url) == set()
-    after, runs_after = seen()
-    assert runs_after == runs_before
+    after, run_after = seen()
+    assert run_after == run_before
     assert after["latest"]["image_scores"][SHARD][0]["erased"] == REASON
     assert after["latest"]["image_scores"][OTHER][0]["measured"] == "headers"
     assert _bare(after) == _bare(before)
+    for file in (tmp_path / "home").rglob("*.db"):
+        with closing(sqlite3.connect(file)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.parametrize("kind", [STOCK, OURS])
-def test_what_stays_of_events(tmp_path: Path, raw: Path, url: str | None, kind: str) -> None:
-    runs = _prepared(tmp_path, raw, kind, url)
+def test_what_stays_of_events(tmp_path: Path, url: str | None, kind: str) -> None:
     with _opened(tmp_path, kind, url) as instance:
+        run_id = create_run_for_test(instance).run_id
+        _quote(instance, run_id)
         erase(instance)
         told = dg.AssetKey("told")
         records = instance.fetch_materializations(told, limit=10, ascending=True).records
@@ -217,7 +220,6 @@ def test_what_stays_of_events(tmp_path: Path, raw: Path, url: str | None, kind: 
         kept = made[SHARD]
         assert {name: value.value for name, value in kept.metadata.items()} == {"number": 7, "erased": REASON}
         assert kept.description == REASON
-        page = f"| erased:0123 | {SECRET} |"
         assert {name: value.value for name, value in made[OTHER].metadata.items()} == {
             "text": REASON,
             "number": 7,
@@ -225,7 +227,7 @@ def test_what_stays_of_events(tmp_path: Path, raw: Path, url: str | None, kind: 
             "page": f"{REASON}\n| other | stays |",
             "picture": f"![](data:image/webp;base64,UklG{OTHER})",
             "chart": "![](data:image/svg+xml;base64,AAAA)",
-        }, page
+        }
         whole = made[None].metadata
         assert "picture" not in whole and whole["chart"].value and whole["erased"].value == REASON
         for partition in (SHARD, OTHER, None):
@@ -235,9 +237,9 @@ def test_what_stays_of_events(tmp_path: Path, raw: Path, url: str | None, kind: 
             (record,) = [each for each in history if each.partition == partition]
             assert record.status.value == "FAILED" and record.evaluation.metadata["number"].value == 7
             assert record.evaluation.description == REASON
-        entries = instance.all_logs(runs[0])
+        entries = instance.all_logs(run_id)
         assert f"first line\nsample erased:0123 is lost\n{REASON}" in [entry.message for entry in entries]
-        run = instance.get_run_by_id(runs[0])
+        run = instance.get_run_by_id(run_id)
         assert run is not None and run.tags["why"] == TAG and run.tags["dagster/kept"] == "1"
         assert instance.run_storage.get_cursor_values({"mm_assets/state", "k"}) == {
             "mm_assets/state": f'{{"seen":"erased:0123","{REASON}":1}}',
@@ -247,7 +249,7 @@ def test_what_stays_of_events(tmp_path: Path, raw: Path, url: str | None, kind: 
         assert backfill.title == "erased:0123" and backfill.status == BulkActionStatus.COMPLETED_SUCCESS
         (tick,) = instance.get_ticks("origin", "selector")
         assert tick.cursor == "erased:0123"
-        printed = instance.compute_log_manager.get_log_data([runs[0], "compute_logs", "step"])
+        printed = instance.compute_log_manager.get_log_data([run_id, "compute_logs", "step"])
         assert printed.stderr == f"before\n{REASON}\n{REASON}\nafter\n".encode()
 
 
@@ -335,13 +337,3 @@ def test_it_is_finished_after_any_number_of_kills(tmp_path: Path, url: str | Non
         records = instance.fetch_materializations(dg.AssetKey("told"), limit=1000).records
         assert {record.partition_key for record in records} == set(shards) and len(records) == len(shards)
         assert all(record.asset_materialization.metadata["number"].value == 1 for record in records)
-
-
-def test_a_home_on_sqlite_has_sound_databases_in_write_ahead_mode(tmp_path: Path, raw: Path) -> None:
-    _prepared(tmp_path, raw, OURS, None)
-    with _opened(tmp_path, OURS, None) as instance:
-        erase(instance)
-    for file in (tmp_path / "home").rglob("*.db"):
-        with closing(sqlite3.connect(file)) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
