@@ -71,11 +71,11 @@ _TABLES = {
     for table in metadata.sorted_tables
 }
 
-# Fields that say what an object is, or of what: of Dagster's own objects. Lists are told by brackets.
+# Fields of Dagster's own objects that say what one is, or of what.
 _NAMING = frozenset(
     {
-        *("__class__", "__enum__", "asset_key", "check_name", "event_type_value", "label", "partition"),
-        *("partition_key", "path[]", "pipeline_name", "run_id", "step_key"),
+        *("__class__", "__enum__", "check_name", "event_type_value", "label", "partition", "partition_key"),
+        *("pipeline_name", "run_id", "step_key"),
     }
 )
 _OF_DAGSTER = "dagster/"  # how its tags and metadata are called: versions, partitions, URIs
@@ -108,7 +108,7 @@ def erase_events(
     Args:
         partitions: of what was logged of them before the erasure began, numbers and versions stay alone.
         is_trace: whether a text holds something that is to be erased.
-        aliases: what stands for an id in lines that hold a trace by it.
+        aliases: what stands for ids that are traces, where nothing else in a text is one.
         reason: the text that stands for what is gone.
         begun: when the erasure began, in whole seconds since 1970: runs after it cannot quote what is erased.
 
@@ -119,7 +119,8 @@ def erase_events(
         StillKept: another user of a database has an old state of it open. What is written stays; to be
             repeated.
     """
-    eraser = _Eraser(frozenset(partitions), is_trace, dict(aliases), reason, begun)
+    sought = {given: alias for given, alias in aliases.items() if is_trace(given)}
+    eraser = _Eraser(frozenset(partitions), is_trace, sought, reason, begun)
     count = _erase_printed(instance, eraser)
     for database in _databases(instance):
         with located(str(database)), database.read() as connection:
@@ -151,74 +152,87 @@ class _Eraser:
     reason: str
     begun: float
 
-    def stored(self, text: str, may_quote: bool) -> str:
+    def has_trace(self, *texts: str) -> bool:
+        """Return whether one of some texts of a database holds a trace, as it is written or as it is read."""
+        if self.is_trace("\n".join(texts)):
+            return True
+        escaped = [text for text in texts if "\\" in text]
+        found = chain.from_iterable(_strings(_unpacked(text)) for text in escaped)
+        return bool(escaped) and self.is_trace("\n".join(found))
+
+    def stored(self, text: str, *, has_trace: bool, may_quote: bool) -> str:
         """Return a text of a database, the same where nothing is erased.
 
         Args:
             may_quote: it may hold an event of which content goes, whether or not that is a trace.
         """
-        has_trace = self._has_trace(text)
-        if not (has_trace or may_quote):
-            return text
-        packed = _unpacked(text)
+        packed = _unpacked(text) if has_trace or may_quote else None
         if packed is None:
-            return self.lines(text) if has_trace else text
+            return self.text(text) if has_trace else text
         new = self._without_content(packed) if may_quote else packed
         new = self._without_traces(new) if has_trace else new
         return text if new == packed else to_json(new)
 
     def tag(self, text: str) -> str:
         """Return the value of a tag, or its key; Dagster refuses others than these characters."""
-        return _NO_TAG.sub("-", self.reason)[:_LONGEST_TAG] if self._has_trace(text) else text
+        return _NO_TAG.sub("-", self.reason)[:_LONGEST_TAG] if self.has_trace(text) else text
 
-    def lines(self, text: str) -> str:
-        """Return lines without those that hold a trace."""
+    def text(self, text: str) -> str:
+        """Return a text: all of it is gone, where more than an id is a trace."""
         if not self.is_trace(text):
             return text
-        kept = "\n".join(map(self._line, text.split("\n")))
-        return self.reason if self.is_trace(kept) else kept  # one that is longer than a line
-
-    def _line(self, line: str) -> str:
-        if not self.is_trace(line):
-            return line
         for given, alias in self.aliases.items():
-            line = line.replace(given, alias)
-        return self.reason if self.is_trace(line) else line
+            text = text.replace(given, alias)
+        return self.reason if self.is_trace(text) else text
 
-    def _has_trace(self, text: str) -> bool:
-        if self.is_trace(text):
-            return True
-        return "\\" in text and self.is_trace("\n".join(_strings(_unpacked(text))))
+    def lines(self, text: str) -> str:
+        """Return printed lines, each as a text of its own."""
+        if not self.is_trace(text):
+            return text
+        kept = "\n".join(map(self.text, text.split("\n")))
+        return self.reason if self.is_trace(kept) else kept  # one that is longer than a line
 
     def _without_traces(self, value: Any, name: str = "") -> Any:
         match value:
             case str():
-                is_name = name in _NAMING or name.startswith(_OF_DAGSTER) or value in self.partitions
+                is_name = name.startswith(_OF_DAGSTER) or value in self.partitions
                 return value if is_name else self._without_trace(value)
             case list():
-                return [self._without_traces(each, f"{name}[]") for each in value]
+                return [self._without_traces(each) for each in value]
+            case {"__class__": "AssetKey"}:
+                return value
+            case {"__class__": "EventMetadataEntry", "label": str(label)}:
+                return {
+                    key: each if key in _NAMING else self._without_traces(each, label)
+                    for key, each in value.items()
+                }
+            case {"__class__": str()}:
+                return {
+                    key: each if key in _NAMING else self._without_traces(each, key)
+                    for key, each in value.items()
+                }
             case dict() if name == "tags":
                 return {
                     self.tag(key): each if key.startswith(_OF_DAGSTER) else self.tag(str(each))
                     for key, each in value.items()
                 }
             case dict():
-                label = str(value.get("label", ""))
                 return {
-                    key if key in self.partitions else self.lines(key): self._without_traces(
-                        each, label if key in ("value", "entry_data") and label else key
-                    )
+                    key if key in self.partitions else self.text(key): self._without_traces(each, key)
                     for key, each in value.items()
                 }
         return value
 
     def _without_trace(self, text: str) -> str:
-        if not self._has_trace(text):
+        if not self.has_trace(text):
             return text
         packed = _unpacked(text)
+        try:
+            new = self._without_traces(packed)
+        except RecursionError:  # no text of ours
+            packed = None
         if packed is None:
-            return self.lines(text)
-        new = self._without_traces(packed)
+            return self.text(text)
         return text if new == packed else to_json(new)
 
     def _without_content(self, value: Any) -> Any:
@@ -291,7 +305,7 @@ def _unpacked(text: str) -> Any:
     if text[:1] in ("{", "["):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     return None
 
@@ -309,7 +323,8 @@ def _strings(value: Any) -> Iterator[str]:
     """Yield all texts within JSON values, with those of objects that are written as a text."""
     if isinstance(value, str):
         yield value
-        yield from _strings(_unpacked(value))
+        with suppress(RecursionError):
+            yield from list(_strings(_unpacked(value)))
     elif isinstance(value, dict):
         for name, each in value.items():
             yield name
@@ -457,30 +472,30 @@ Change = tuple[str, str, str]  # column, text before, text after
 
 
 def _changes(
-    table: db.Table, columns: Iterable[str], rows: Iterable[Any], eraser: _Eraser
+    table: db.Table, columns: Collection[str], rows: Collection[Any], eraser: _Eraser
 ) -> Iterator[tuple[int, list[Change]]]:
     """Yield the ids of rows that are to be changed, each with what is."""
+    texts = {text for row in rows for column in columns if (text := getattr(row, column))}
+    traced = {text for text in texts if eraser.has_trace(text)} if eraser.has_trace(*texts) else set()
     for row in rows:
         if "key" in table.c and (row.key or "").startswith(_OF_DAGSTER):
             continue
         found = []
         for column in columns:
             text = getattr(row, column)
-            if text and (new := _erased(table, row, text, eraser)) != text:
+            if text and (new := _erased(table, row, text, eraser, text in traced)) != text:
                 found.append((column, text, new))
         if found:
             yield row.id, found
 
 
-def _erased(table: db.Table, row: Any, text: str, eraser: _Eraser) -> str:
+def _erased(table: db.Table, row: Any, text: str, eraser: _Eraser, has_trace: bool) -> str:
     if table.name in _TAGS:
-        return eraser.tag(text)
-    if table.name in _ASSETS:  # the last event of an asset, whatever its partition
-        return eraser.stored(text, may_quote=True)
+        return eraser.tag(text) if has_trace else text
+    may_quote = table.name in _ASSETS  # the last event of an asset, whatever its partition
     if table.name in _EVENTS:
         may_quote = row.partition in eraser.partitions if row.partition else _PICTURE in text
-        return eraser.stored(text, may_quote)
-    return eraser.stored(text, may_quote=False)
+    return eraser.stored(text, has_trace=has_trace, may_quote=may_quote)
 
 
 def _write(connection: Connection, table: db.Table, id_: int, changes: Iterable[Change]) -> bool:
