@@ -5,7 +5,7 @@ of a named partition before the erasure began goes whatever it said: thumbnails 
 traces that could be looked for. From all else go traces.
 
 Databases keep what was overwritten or deleted until they are written anew: `erase_events` does that, too.
-What Postgres has in its write-ahead log, replicas and backups is beyond its reach.
+What a server has in its write-ahead log, replicas and backups is beyond its reach, and told.
 """
 
 from __future__ import annotations
@@ -516,6 +516,7 @@ def _write_anew(database: _Database, connection: Connection, *, is_changed: bool
             _write_postgres_anew(str(database), connection)
         finally:
             connection.exec_driver_sql("RESET lock_timeout")
+        warn_user(f"{database}: its write-ahead log, replicas and backups may keep what is erased here")
     if not database.is_file:
         return
     try:
