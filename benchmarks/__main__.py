@@ -9,6 +9,7 @@ from benchmarks import (
     accounting,
     attribution,
     duplicates,
+    erase,
     events,
     faults,
     growth,
@@ -60,6 +61,7 @@ def main() -> int:
         scale,
         scores,
         duplicates,
+        erase,
     )
     for benchmark in modules:
         benchmark.add_to(commands)

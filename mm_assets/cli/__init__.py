@@ -37,6 +37,7 @@ COMMANDS = {
     "tag": "states",
     "diff": "states",
     "retire": "states",
+    "erase": "erase",
     "alerts": "graph",
 }
 

@@ -75,7 +75,7 @@ def run_materialize(options: argparse.Namespace) -> int:
     """Run the graph; 0 only if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven."""
     if options.values or options.filter_preset is not None or options.filter_actions is not None:
         _use_filters(options)
-    with _with_dagster():
+    with with_dagster():
         from mm_assets.headless.request import MakeRequest
         from mm_assets.headless.run import run_graph
 
@@ -93,7 +93,7 @@ _PRELOADED = (
 
 
 @contextmanager
-def _with_dagster() -> Iterator[None]:
+def with_dagster() -> Iterator[None]:
     """Import Dagster, once there is a process that forks workers without it."""
     from mm_assets.headless.instance import import_dagster, watch_for_interrupts
 
@@ -211,7 +211,7 @@ def prove_arguments(commands: Any) -> None:
 
 def run_prove(options: argparse.Namespace) -> int:
     """Prove the outputs; 0 only if every item is as it was written."""
-    with _with_dagster():
+    with with_dagster():
         from mm_assets.headless.run import prove
 
         return prove(options.shards)

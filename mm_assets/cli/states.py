@@ -194,7 +194,7 @@ def _due_lines(root: str, folders: Sequence[str]) -> list[str]:
     assets = [output.asset for output in OUTPUTS if output.folder.partition("/")[0] in folders]
     assets += [TARS.asset] if TRAINING_FOLDER in folders else []
     try:
-        with _dagster(changes_nothing=True) as instance:
+        with open_dagster(changes_nothing=True) as instance:
             if instance is None:
                 return []
             from mm_assets.headless.run import due_lines
@@ -290,7 +290,7 @@ def run_retire(options: argparse.Namespace) -> int:
 
     settings = Settings.load()
     root = absolute_root(settings.storage)
-    with readable_store_errors(), _dagster() as instance:
+    with readable_store_errors(), open_dagster() as instance:
         locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
         listing = locations.shards(settings.shards_per_partition)
         with located(root):
@@ -305,7 +305,7 @@ def run_retire(options: argparse.Namespace) -> int:
         if not options.partitions:
             _refuse_unlikely(keys, known, listing.unmatched)
         if keys and instance is not None and not options.dry_run:
-            _refuse_while_unfinished(instance)
+            refuse_while_unfinished(instance)
         for reason in kept:
             print(f"mm-assets: kept: {printable(reason)}", file=sys.stderr)
         for key in keys:
@@ -334,7 +334,7 @@ def _refuse_unlikely(keys: Sequence[str], known: Collection[str], unmatched: Seq
         )
 
 
-def _refuse_while_unfinished(instance: Any) -> None:
+def refuse_while_unfinished(instance: Any, command: str = "retire") -> None:
     """Raise where a run, or a backfill's next one, may write what is being removed."""
     from mm_assets.automation.backfills import unfinished_backfills
     from mm_assets.graph.dagster_internals import unfinished_runs
@@ -344,11 +344,11 @@ def _refuse_while_unfinished(instance: Any) -> None:
     found = [f"run {run_retire.run_id}" for run_retire in unfinished_runs(instance)]
     found += [f"backfill {backfill.backfill_id}" for backfill in unfinished_backfills(instance)]
     if found:
-        raise ValueError(f"{found[0]} is unfinished; retire when it has ended, or end it")
+        raise ValueError(f"{found[0]} is unfinished; {command} when it has ended, or end it")
 
 
 @contextmanager
-def _dagster(*, changes_nothing: bool = False) -> Iterator[Any]:
+def open_dagster(*, changes_nothing: bool = False) -> Iterator[Any]:
     """The Dagster instance in force; None without Dagster, or where no home exists."""
     from mm_assets.headless.instance import home_in_force
 

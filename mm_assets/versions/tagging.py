@@ -209,6 +209,19 @@ def newest(root: str, options: StorageOptions | None = None) -> Manifest | None:
     return max(found, key=lambda manifest: str(manifest.header["created"]), default=None)
 
 
+def drop_tag(root: str, name: str, options: StorageOptions | None = None) -> None:
+    """Remove a tag: its two files, and the tag of the Lance table. What is of it already gone is no error."""
+    check_tag_name(name)
+    remove(header_uri(root, name), options)  # first: without it there is no tag
+    uri = LANCE.place(root, "")
+    if exists(join(uri, "_versions"), options):
+        from mm_assets.formats.lance.reader_writer import lance_options
+        from mm_assets.formats.lance.table import PinnedTable
+
+        PinnedTable(uri, lance_options(uri, options)).untag(name)
+    remove(states_uri(root, name), options)
+
+
 def header_uri(root: str, name: str) -> str:
     """Return the location of a tag's header."""
     return join(root, FOLDER, f"{name}.json")

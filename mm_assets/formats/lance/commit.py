@@ -247,10 +247,14 @@ def cover_all_rows(dataset: lance.LanceDataset) -> int:
 
 
 def rebuild(dataset: lance.LanceDataset) -> None:
-    """Create the indexes again, from the rows."""
-    present = _present(dataset)
+    """Create the indexes again, from the rows; of a table without rows they are dropped."""
+    present, has_rows = _present(dataset), bool(dataset.get_fragments())
     for column, kind in _INDEXES.items():
-        dataset.create_scalar_index(column, kind, name=present.get((column, kind)))
+        name = present.get((column, kind))
+        if has_rows:
+            dataset.create_scalar_index(column, kind, name=name)
+        elif name is not None:
+            dataset.drop_index(name)
 
 
 def has_sound_indexes(uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> bool:

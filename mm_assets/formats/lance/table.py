@@ -194,6 +194,21 @@ class LanceTable:
         """Delete unreadable records of these partitions, which are about to be written again."""
         self._records.drop_damaged(partitions)
 
+    def forget_earlier(self, partitions: Collection[str]) -> None:
+        """Delete the records of earlier rows of these partitions, with their sample ids.
+
+        Nobody else may be about to commit them: records of commits that were killed go, too.
+        """
+
+        def attempt() -> None:
+            snapshot, by_name = self._consistent(lambda: self._records.of(partitions))
+            for records in by_name.values():
+                live = snapshot.live(records)
+                self._records.delete(record for record in records if record is not live)
+
+        retry_on_conflict(attempt)
+        self._records.sweep()
+
     def take_out_unreadable(self, partitions: Collection[str]) -> None:
         """Remove unreadable fragments of partitions that are about to be written again, in one commit."""
 
@@ -433,6 +448,12 @@ class PinnedTable:
             else:
                 tags.create(name, self.version)
 
+    def untag(self, name: str) -> None:
+        """Remove a tag, if there is one of this name."""
+        with naming_table(self._location.uri):
+            if name in self.tags():
+                self._snapshot.dataset.tags.delete(name)
+
 
 @dataclass(frozen=True)
 class MaintenanceReport:
@@ -472,3 +493,34 @@ def maintain(
     return MaintenanceReport(
         max(0, merged.fragments_removed - merged.fragments_added), removed.old_versions, removed.bytes_removed
     )
+
+
+def purge(
+    uri: str | os.PathLike[str],
+    partitions: Collection[str],
+    storage_options: Mapping[str, str] | None = None,
+) -> MaintenanceReport:
+    """Remove whatever the newest version has not: deleted rows, entries of indexes, and all older versions.
+
+    Tagged versions stay. A reader that is at another version loses it, and a writer that has not committed
+    yet its files. May be repeated after a crash.
+
+    Args:
+        partitions: those whose earlier rows shall be nowhere: their other records go.
+
+    Raises:
+        OSError: also where another process has committed in between too often; the table is whole then.
+    """
+    table = LanceTable(uri, storage_options)
+    if not table.exists():
+        return MaintenanceReport()
+    table.forget_earlier(partitions)
+    merged = 0
+    if any(fragment.num_deletions for fragment in table.dataset().get_fragments()):
+        done = table.dataset().optimize.compact_files(materialize_deletions_threshold=0.0)
+        merged = max(0, done.fragments_removed - done.fragments_added)
+    retry_on_conflict(lambda: rebuild(table.dataset()))
+    removed = table.dataset().cleanup_old_versions(
+        older_than=timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False
+    )
+    return MaintenanceReport(merged, removed.old_versions, removed.bytes_removed)

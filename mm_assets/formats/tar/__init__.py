@@ -11,7 +11,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
@@ -290,6 +290,31 @@ def add_member(file: IO[bytes], name: str, size: int, payload: IO[bytes]) -> Non
         file.write(block)
         left -= len(block)
     file.write(_PADDING[: -size % BLOCK])
+
+
+def end_of_headers(descriptor: int, at: int, name: str) -> int:
+    """Return where the payload of a member begins, whose first header, maybe an extended one, is at ``at``.
+
+    Raises:
+        TarDamage: there is no header.
+    """
+    while True:
+        header = os.pread(descriptor, BLOCK, at)
+        check_header(header, name, at)
+        at += BLOCK
+        if header[156] not in EXTENDED_KINDS:
+            return at
+        at += padded(member_size(header, name, at))
+
+
+def copy_without(descriptor: int, ranges: Iterable[tuple[int, int]], file: IO[bytes]) -> None:
+    """Write all bytes of an open tar but those of some ranges, which do not overlap, in ascending order."""
+    at, size = 0, os.fstat(descriptor).st_size
+    for start, end in (*ranges, (size, size)):
+        while at < start and (block := os.pread(descriptor, min(_COPIED_AT_ONCE, start - at), at)):
+            file.write(block)
+            at += len(block)
+        at = end
 
 
 class TarWriter:

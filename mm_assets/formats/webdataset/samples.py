@@ -17,7 +17,7 @@ from mm_assets.formats.image_places import ImagesElsewhere
 from mm_assets.formats.images.tiff_directories import count_frames
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.formats.reports import NO_PAIRS, UNREAD, ContentColumns, content_columns
-from mm_assets.formats.tar import TarDamage
+from mm_assets.formats.tar import TarDamage, end_of_headers, padded
 from mm_assets.formats.tar.scan import (
     DamagedRange,
     Member,
@@ -238,6 +238,45 @@ class TarSamples:
             Loss(None, None, None, "unreferenced", UNREFERENCED_MEMBER, reason, source_ref=ref)
             for ref, reason in refs
         ]
+
+    def ranges_of(self, is_meant: Callable[[str], bool]) -> list[tuple[int, int]]:
+        """Return the bytes of some samples, with their headers, in archive order.
+
+        Those are the json, the images, and what else has its key. What other samples have, too, is none of
+        them.
+
+        Args:
+            is_meant: tells by its id whether a sample is one of them.
+        """
+        meant: dict[str, bool] = {}  # by stem
+        names: dict[bool, set[str]] = {True: set(), False: set()}
+        places: dict[bool, set[int]] = {True: set(), False: set()}
+        for member in self.members:
+            images: list[Member] = []
+            try:
+                sample = self.decode(member)
+                sample_id = sample.sample_id
+                images = [row.content.member for row in sample.rows if row.content is not None]
+            except SampleError as error:
+                sample_id = self._id_prefix + (error.sample_id or sample_stem(member.name))
+            side = meant[sample_stem(member.name)] = is_meant(sample_id)
+            names[side].update(each.name for each in (member, *images))
+            places[side].update(each.offset for each in (member, *images))
+
+        def is_taken(member: Member) -> bool:
+            if member.name in names[False] or (member.link is None and member.offset in places[False]):
+                return False
+            stem = member.name
+            while (shorter := sample_stem(stem)) != stem and stem not in meant:
+                stem = shorter
+            return member.name in names[True] or member.offset in places[True] or meant.get(stem, False)
+
+        found = []
+        for member in filter(is_taken, self.index.members):
+            start = member.header_offset
+            payload = end_of_headers(self.descriptor, start, self.name)
+            found.append((start, payload if member.link is not None else payload + padded(member.size)))
+        return sorted(found)
 
     def unreferenced_names(self) -> list[str]:
         """Return the names of `unreferenced` members for messages."""

@@ -1,0 +1,223 @@
+"""The command ``erase``: samples and images are taken out of everything, and a certificate says so."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mm_assets.cli import arguments
+from mm_assets.cli.arguments import absolute_root, as_utf8, location
+from mm_assets.cli.states import open_dagster, refuse_while_unfinished
+from mm_assets.model.errors import counted
+from mm_assets.settings import Settings
+from mm_assets.terminal import printable
+
+
+def erase_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "erase",
+        help="take samples or images out of all outputs, versions and logs, keep them out, and prove it",
+        description="Take samples and images out of all that is in MM_STORAGE and of Dagster's event log, "
+        "keep them out of what is read from now on, and prove it by a scan of every file. Called again, "
+        "also without any, it finishes what is unfinished.",
+    )
+    for flag, (kind, metavar, what) in _ERASED_BY.items():
+        parser.add_argument(
+            flag, dest="entries", action="append", type=_entry(kind), metavar=metavar, help=what
+        )
+    parser.add_argument(
+        "--from",
+        dest="lists",
+        action="append",
+        type=location,
+        metavar="FILE",
+        help="CSV, JSON lines or Parquet with the columns kind (sample_id, url, sha256, md5, pdq) and value",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print where it is, and change nothing")
+    parser.add_argument("--raw", action="store_true", help="write raw tars without the samples, too")
+    parser.add_argument("--drop-tags", action="store_true", help="drop the tags that hold it")
+    parser.add_argument("--list", action="store_true", help="print the certificates of all erasures")
+    parser.set_defaults(run=run_erase)
+
+
+_ERASED_BY = {
+    "--sample-id": ("sample_id", "ID", "a sample"),
+    "--url": ("url", "URL", "what has this URL in any column"),
+    "--sha256": ("sha256", "HEX", "images with these bytes"),
+    "--pdq": ("pdq", "HEX[:RADIUS]", "images that look alike (default radius: 10 of 256 bits)"),
+}
+
+
+def _entry(kind: str) -> Callable[[str], Any]:
+    """Return the type of a flag that names what to erase."""
+
+    def parse(text: str) -> Any:
+        from mm_assets.versions.erasure_plan import entry_of
+
+        try:
+            return entry_of(kind, as_utf8(text))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse
+
+
+def run_erase(options: argparse.Namespace) -> int:
+    """Erase, and print a line for each step.
+
+    Returns:
+        0: the scan has found nothing. 1: something is left.
+
+    Raises:
+        ValueError: nothing is named, another erasure is going on, a run or backfill is unfinished, or
+            something cannot be written without what is to be erased.
+    """
+    from mm_assets.accounting.erasures import ErasureStore
+    from mm_assets.storage.errors import located, readable_store_errors
+    from mm_assets.storage.stamps import sole_writer
+    from mm_assets.versions.erasure_plan import entries_in
+
+    root = absolute_root(Settings.load().storage)
+    arguments.refuse_other_folder(root)
+    store = ErasureStore(root)
+    with located(root), readable_store_errors():
+        if options.list:
+            for erasure in store.all():
+                _print_certificate(erasure)
+            return 0
+        entries = [
+            *(options.entries or ()),
+            *(each for uri in options.lists or () for each in entries_in(uri)),
+        ]
+        if not entries and (options.dry_run or not store.unfinished()):
+            raise ValueError("nothing is unfinished, and nothing is named to erase: mm-assets erase --help")
+        with sole_writer(store.folder) as is_ours:
+            if not is_ours:
+                raise ValueError(f"{root}: another mm-assets erase is going on here: wait for its end")
+            return _erase(root, list(dict.fromkeys(entries)), options)
+
+
+def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> int:
+    """Finish what is unfinished, then erase what is named."""
+    from mm_assets.cli.graph import with_dagster
+
+    with with_dagster():
+        from mm_assets.accounting.erasures import ErasureStore
+        from mm_assets.formats.raw_shards import RawLocations
+        from mm_assets.formats.webdataset import RawLayout
+        from mm_assets.pool.workers import WorkerPool
+        from mm_assets.versions import erasing, erasure_plan
+
+        settings, store = Settings.load(), ErasureStore(root)
+        locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
+        shards = locations.shards(settings.shards_per_partition)
+        with (
+            open_dagster(changes_nothing=options.dry_run) as instance,
+            WorkerPool(settings.workers, may_fork=True) as pool,
+        ):
+            orchestrator = _orchestrator(instance)
+            waiting = [] if options.dry_run else store.unfinished()
+            done = []
+            for erasure in waiting:
+                print(f"erasure {erasure.id}: goes on", flush=True)
+            if [*entries] and not any(set(entries) == set(erasure.entries) for erasure in waiting):
+                plan = erasure_plan.plan(
+                    root, entries, pool, is_whole=options.dry_run, home=orchestrator.home
+                )
+                if options.dry_run:
+                    _print_plan(plan)
+                    return 0
+                erasure_plan.refuse_absent(plan, shards)
+                erasure_plan.refuse_listed(plan, settings.active_filters())
+                if options.raw:
+                    erasure_plan.refuse_raw(plan, shards)
+                if (tags := [*plan.tags, *plan.table_tags]) and not options.drop_tags:
+                    raise ValueError(
+                        f"{counted(len(tags), 'tag')} would keep it: {', '.join(tags)}: --drop-tags drops "
+                        "them; nothing was changed"
+                    )
+                waiting.append(erasing.begin(store, entries, plan, has_raw=options.raw))
+                print(f"erasure {waiting[-1].id}: from now on it is refused", flush=True)
+            orchestrator.refuse_unfinished()
+            layout = RawLayout(**settings.raw_layout())
+            for erasure in waiting:
+                work = erasing.Erasing(root, erasure, orchestrator, pool, shards, layout)
+                for line in work.run():
+                    print(printable(line), flush=True)
+                _print_certificate(work.erasure)
+                done.append(work.erasure)
+    return 0 if all(erasure.finished for erasure in done) else 1
+
+
+def _orchestrator(instance: Any) -> Any:
+    from mm_assets.event_log.erasure import erase_events, event_texts
+    from mm_assets.headless.instance import home_in_force
+    from mm_assets.headless.request import MakeRequest
+    from mm_assets.headless.run import run_graph
+    from mm_assets.versions.erasing import Orchestrator
+
+    def make(partitions: Sequence[str], assets: Sequence[str]) -> None:
+        run_graph(MakeRequest(tuple(partitions), tuple(assets)))
+
+    def refuse_unfinished() -> None:
+        if instance is not None:
+            refuse_while_unfinished(instance, "call mm-assets erase again")
+
+    def erase(partitions: Any, is_trace: Any, aliases: Any, reason: str, begun: float) -> int:
+        if instance is None:
+            return 0
+        return erase_events(instance, partitions, is_trace, aliases, reason=reason, begun=begun)
+
+    return Orchestrator(
+        "" if instance is None else str(home_in_force()),
+        refuse_unfinished,
+        make,
+        erase,
+        lambda: () if instance is None else event_texts(instance),
+    )
+
+
+def _print_plan(plan: Any) -> None:
+    """Print where something to erase is."""
+    if not plan.partitions and not plan.places:
+        print("it is nowhere; from its erasure on it would be refused")
+    for sample in plan.found.samples:
+        what = "the whole sample" if sample.is_whole else counted(len(sample.items), "item")
+        files = {file: sum(name == file for name, _ in sample.members) for file, _ in sample.members}
+        places = [f"{counted(count, 'member')} of {file}" for file, count in files.items()]
+        print(
+            printable(
+                f"{sample.partition}: {sample.sample_id}: {what}; raw: {', '.join(places) or 'unknown'}"
+            )
+        )
+    for place, files in plan.places.items():
+        print(printable(f"  {place}: {counted(files, 'file')}"))
+    if plan.partitions:
+        print(printable(f"made anew: {counted(len(plan.partitions), 'shard')} in {', '.join(plan.assets)}"))
+        print("raw shards: rewritten with --raw alone; without it they are refused at ingest")
+    if tags := [*plan.tags, *plan.table_tags]:
+        print(printable(f"dropped with --drop-tags: {', '.join(tags)}"))
+    for target in plan.published:
+        print(printable(f"published to {target}: publish again, with --delete"))
+
+
+def _print_certificate(erasure: Any) -> None:
+    """Print what an erasure was asked for, and what came of it."""
+    kinds = Counter(entry.kind for entry in erasure.entries)
+    state = f"finished {erasure.finished}" if erasure.finished else "unfinished: call mm-assets erase again"
+    print(f"erasure {erasure.id}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {state}")
+    shards, scan = len(erasure.partitions), erasure.scan
+    print(f"  in {counted(shards, 'shard')}, {counted(sum(erasure.partitions.values()), 'row')}")
+    if not scan:
+        return
+    found = len(scan["occurrences"])
+    print(f"  scan of {scan['files']:,} files, {scan['bytes']:,} bytes: {found or 'nothing'} found")
+    for one in scan["occurrences"]:
+        print(printable(f"  left: {one['kind']} in {one['place']} {one['inside']}".rstrip()))
+    for kind, count in scan["not_looked_for"].items():
+        print(printable(f"  not looked for ({kind}): {count}"))
+    for line in scan["outside"]:
+        print(printable(f"  not looked at: {line}"))

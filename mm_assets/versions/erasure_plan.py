@@ -1,0 +1,370 @@
+"""Plans of erasures: what a request names, where it is, and why it cannot go, before anything is written.
+
+`entries_in` reads a list of what to erase. `plan` finds it in a storage. `refuse_absent` and `refuse_raw`
+raise where a shard, or a raw shard, cannot be written without it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import posixpath
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mm_assets.accounting import (
+    BY_ASSET,
+    DERIVED_FOLDERS,
+    FILTERED,
+    LANCE,
+    TRAINING_FOLDER,
+    statistics_folder,
+)
+from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger
+from mm_assets.accounting.erasures import PDQ, DenyList, Entry, Erasure, ErasureStore
+from mm_assets.accounting.traces import Found, find, scan, without_shared
+from mm_assets.filters import Filter
+from mm_assets.filters.duplicates import ASSET as DUPLICATES
+from mm_assets.filters.id_list import SAMPLE_ID, IdFilter, IdList
+from mm_assets.filters.known_hashes import DEFAULT_RADIUS
+from mm_assets.formats.names import PLAN_FILE, TAR_SUFFIXES, partition_filename
+from mm_assets.formats.parquet import UNREADABLE, read_small_table
+from mm_assets.formats.raw_shards import RawShard
+from mm_assets.formats.webdataset import VIRTUAL_SCHEMES
+from mm_assets.model.errors import MmAssetsError, first_and_more
+from mm_assets.pool import MapsJobs
+from mm_assets.storage.errors import located
+from mm_assets.storage.files import exists, filesystem, is_remote, join, open_binary, read_bytes
+from mm_assets.storage.small_files import unseal
+from mm_assets.versions import FOLDER, OutputState, SampleStore
+from mm_assets.versions.publishing import FOLDER as PUBLISHED
+from mm_assets.versions.tagging import Manifest, tag_names
+
+
+class NotErasedError(MmAssetsError, ValueError):
+    """An erasure that cannot be carried out as it was asked for; the message says what to do."""
+
+
+def entries_in(uri: str) -> list[Entry]:
+    """Return the entries that a file lists by ``kind``, ``value`` and maybe ``radius``.
+
+    It has these columns as Parquet, JSON lines or CSV.
+
+    Raises:
+        ValueError: naming file, row and what is wrong.
+        OSError: it cannot be read.
+    """
+    with located(uri), open_binary(uri) as file:
+        data = file.read()
+    entries = []
+    for number, row in enumerate(_rows(uri, data), start=1):
+        try:
+            kind, value = str(row["kind"]), str(row["value"])
+            entries.append(Entry.of(kind, value, int(row.get("radius") or DEFAULT_RADIUS)))
+        except KeyError as error:
+            raise NotErasedError(f"{uri}: row {number}: no {error.args[0]!r}") from error
+        except ValueError as error:
+            raise NotErasedError(f"{uri}: row {number}: {error}") from error
+    return entries
+
+
+def _rows(uri: str, data: bytes) -> Iterator[Mapping[str, Any]]:
+    suffix = posixpath.splitext(uri.partition("?")[0])[1].lower()
+    if suffix == ".parquet":
+        try:
+            yield from pq.read_table(pa.BufferReader(data)).to_pylist()
+        except UNREADABLE as error:
+            raise NotErasedError(f"{uri}: not a readable Parquet file: {error}") from error
+        return
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise NotErasedError(f"{uri}: not UTF-8: {error}") from error
+    if suffix not in (".jsonl", ".json", ".ndjson"):
+        yield from csv.DictReader(io.StringIO(text))
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            row = json.loads(line) if line.strip() else None
+            if row is not None:
+                yield {**row}
+        except (ValueError, TypeError) as error:
+            raise NotErasedError(f"{uri}: line {number}: no JSON object") from error
+
+
+def entry_of(kind: str, given: str) -> Entry:
+    """Return the entry that a flag states; of PDQ a radius may follow behind a colon.
+
+    Raises:
+        ValueError: it states none.
+    """
+    value, colon, radius = given.partition(":") if kind == PDQ else (given, "", "")
+    if colon and not radius.isdecimal():
+        raise ValueError(f"{kind}: {given!r:.100}: the radius is a number of bits")
+    return Entry.of(kind, value, int(radius) if colon else DEFAULT_RADIUS)
+
+
+# Files on a shard that name samples of other shards: verdicts on duplicates, and what was dropped by them.
+_NAMING_OTHERS: Final = (f"{LEDGER_FOLDER}/statistics", f"{LEDGER_FOLDER}/{ACCOUNTS_FOLDER}/{FILTERED.asset}")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders that are scanned, also those that links in them lead to.
+
+    Attributes:
+        names: by folder what stands for it: its path below the storage root, or its own elsewhere.
+    """
+
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(cls, root: str, home: str = "", parts: Sequence[str] = ("",)) -> Places:
+        """Return those of a storage root, or of parts of it, and of Dagster's home."""
+        names = {join(root, part) if part else root: part for part in parts}
+        names |= {home: home} if home else {}
+        for folder in [name for name in names if not is_remote(name)]:
+            _add_links(names, folder)
+        return cls(names)
+
+    def shown(self, path: str) -> str:
+        """Return what stands for a file in them."""
+        folder = max((each for each in self.names if path.startswith(f"{each}/")), key=len)
+        return posixpath.join(self.names[folder], path.removeprefix(f"{folder}/"))
+
+
+def _add_links(names: dict[str, str], folder: str) -> None:
+    for above, folders, _ in os.walk(folder):
+        for link in (os.path.join(above, name) for name in folders):
+            if os.path.islink(link) and (real := os.path.realpath(link)) not in names:
+                names[real] = posixpath.join(names[folder], os.path.relpath(link, folder))
+                _add_links(names, real)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an erasure concerns, before anything is written.
+
+    Attributes:
+        found: samples, and what they are found by.
+        partitions: shards to make anew, with the number of rows that hold it.
+        samples: ids of the samples that go as wholes.
+        assets: assets of the graph that have outputs of these shards.
+        tags: our tags that hold it; ``table_tags`` are further tags of the table.
+        holds_set: whether the training set has it.
+        published: where outputs were published to.
+        places: how many files hold it, by their folder.
+    """
+
+    found: Found
+    partitions: Mapping[str, int]
+    samples: Sequence[str] = ()
+    assets: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    table_tags: Sequence[str] = ()
+    holds_set: bool = False
+    published: Sequence[str] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
+
+
+def plan(root: str, entries: Sequence[Entry], pool: MapsJobs, *, is_whole: bool, home: str = "") -> Plan:
+    """Find what some entries mean, and where it is.
+
+    Args:
+        root: storage root.
+        entries: what to erase.
+        pool: does the work.
+        is_whole: whether all files are looked through, also those that are made anew anyway.
+        home: Dagster's home, which is then looked through, too.
+    """
+    found = find(root, DenyList.of([Erasure.begin(entries)]), pool)
+    needles = without_shared(root, found, pool)
+    found = replace(found, needles=needles)
+    has_verdicts = exists(join(statistics_folder(root), DUPLICATES))
+    parts = _NAMING_OTHERS if has_verdicts else ()
+    places = Places.of(root, home) if is_whole else Places.of(root, parts=parts)
+    paths = [places.shown(path) for path in scan(places.names, needles, pool).paths()]
+    ledger = Ledger(root)
+    by_name = {partition_filename(name): name for asset in BY_ASSET for name in ledger.named(asset)}
+    earlier = _earlier(root, entries)
+    partitions = {**dict.fromkeys(earlier, 0), **found.rows()}
+    for name in shards_named(paths, by_name):
+        partitions.setdefault(name, 0)
+    whole = sorted({sample.sample_id for sample in found.samples if sample.is_whole})
+    tags, table_tags = _tags(root, found, partitions, by_name.values())
+    known = {asset: set(ledger.named(asset)) for asset in (*BY_ASSET, *DERIVED_FOLDERS)}
+    return Plan(
+        found,
+        dict(sorted(partitions.items())),
+        whole,
+        [asset for asset, names in known.items() if not names.isdisjoint(partitions)],
+        tags,
+        table_tags,
+        _is_in_set(root, found),
+        published_to(root),
+        _by_folder(paths, home),
+    )
+
+
+def shards_named(paths: Iterable[str], by_name: Mapping[str, str]) -> list[str]:
+    """Return the shards that files of the ledger are of, by their paths below the root.
+
+    Args:
+        by_name: shards by the names of their files.
+    """
+    names = [posixpath.splitext(posixpath.basename(p))[0] for p in paths if p.startswith(f"{LEDGER_FOLDER}/")]
+    return list(dict.fromkeys(by_name[name] for name in names if name in by_name))
+
+
+def _earlier(root: str, entries: Sequence[Entry]) -> set[str]:
+    """Return the shards of which the same was erased before: their raw shards may have it still."""
+    wanted = set(entries)
+    return {
+        partition
+        for erasure in ErasureStore(root).all()
+        if not wanted.isdisjoint(erasure.entries)
+        for partition in erasure.partitions
+    }
+
+
+def _by_folder(paths: Sequence[str], home: str) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for path in paths:
+        is_home = bool(home) and path.startswith(f"{home}/")
+        counts["Dagster's home" if is_home else "/".join(path.split("/")[:-1][:2]) or path] += 1
+    return dict(sorted(counts.items()))
+
+
+def _tags(
+    root: str, found: Found, partitions: Collection[str], present: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Return our tags that hold it, and further tags of the table.
+
+    Looked at are what a tag has of the shards that hold it now, and of those that are gone.
+    """
+    of_table, ours, store = _table_tags(root, found), tag_names(root), SampleStore(join(root, FOLDER))
+    ids = {sample.sample_id for sample in found.samples if sample.is_whole}
+
+    def holds(state: OutputState) -> bool:
+        if state.partition not in partitions and state.partition in present:
+            return False
+        losses = store.losses(state.losses) if state.losses else None
+        lost = () if losses is None else losses.column("sample_id").to_pylist()
+        return not ids.isdisjoint(store.samples(state.version) or () if state.has_rows else ()) or (
+            not ids.isdisjoint(lost)
+        )
+
+    holding = [name for name in ours if name in of_table or any(map(holds, Manifest(root, name).states()))]
+    return holding, sorted(of_table.difference(ours))
+
+
+def _table_tags(root: str, found: Found) -> set[str]:
+    """Return the tags of the table whose version has rows of the samples."""
+    uri = LANCE.place(root, "")
+    if not found.samples or not exists(join(uri, "_versions")):
+        return set()
+    import lance
+
+    from mm_assets.formats.lance.reader_writer import lance_options
+    from mm_assets.formats.lance.snapshot import ids_predicate
+    from mm_assets.formats.lance.table import PinnedTable
+
+    options = lance_options(uri, None)
+    where = ids_predicate({sample.sample_id for sample in found.samples})
+    denied = {(s.sample_id, *item) for s in found.samples if not s.is_whole for item in s.items}
+    whole = {sample.sample_id for sample in found.samples if sample.is_whole}
+    holding = set()
+    for name, version in PinnedTable(uri, options).tags().items():
+        dataset = lance.dataset(uri, version=version, storage_options=options or None)
+        rows = dataset.to_table(columns=["sample_id", "position", "modality"], filter=where).to_pylist()
+        if any(row["sample_id"] in whole or tuple(row.values()) in denied for row in rows):
+            holding.add(name)
+    return holding
+
+
+def _is_in_set(root: str, found: Found) -> bool:
+    uri = join(root, TRAINING_FOLDER, PLAN_FILE)
+    if not exists(uri):
+        return False
+    ids = pa.array([sample.sample_id for sample in found.samples], pa.string())
+    column = read_small_table(uri, ["sample_id"]).column(0)
+    return bool(pc.any(pc.is_in(column, value_set=ids)).as_py())
+
+
+def published_to(root: str) -> list[str]:
+    """Return the targets that outputs were published to."""
+    folder = join(root, PUBLISHED)
+    if not exists(folder):
+        return []
+    fs, path = filesystem(folder)
+    targets = []
+    for name in sorted(str(name) for name in fs.ls(path, detail=False)):
+        with suppress(ValueError, LookupError):
+            targets.append(str(unseal(read_bytes(join(folder, posixpath.basename(name))) or b"")["target"]))
+    return targets
+
+
+def refuse_raw(plan: Plan, shards: Mapping[str, RawShard]) -> None:
+    """Raise where raw shards cannot be written without what is to be erased.
+
+    Args:
+        plan: of the erasure.
+        shards: the raw shards.
+
+    Raises:
+        NotErasedError: naming the file or the sample, and what to do.
+    """
+    for sample in plan.found.samples:
+        if not sample.is_whole:
+            raise NotErasedError(
+                f"shard {sample.partition!r}: sample {sample.sample_id!r:.200}: only items of it are erased, "
+                "and --raw takes whole samples out: erase it by --sample-id, or leave --raw out"
+            )
+    for partition in plan.partitions:
+        for file in shards[partition].files:
+            if file.startswith(VIRTUAL_SCHEMES) or not file.lower().endswith(TAR_SUFFIXES):
+                raise NotErasedError(
+                    f"{file}: --raw writes tars alone: take it out yourself, and leave --raw out"
+                )
+
+
+def refuse_listed(plan: Plan, filters: Iterable[Filter[Any]]) -> None:
+    """Raise where a list of ids that filters read names a sample: the storage would get a copy again.
+
+    Raises:
+        NotErasedError: naming the list and the sample.
+        ValueError: a list cannot be used.
+    """
+    ids = pa.array(plan.samples, pa.string())
+    for each in (
+        each for judge in filters if isinstance(judge, IdFilter) for each in IdList.all_of(judge.files)
+    ):
+        if SAMPLE_ID in each.columns:
+            column = each.read().column(SAMPLE_ID)
+            if named := column.filter(pc.is_in(column, value_set=ids)).to_pylist():
+                raise NotErasedError(
+                    f"{each.uri}: names sample {named[0]!r:.200}: take it out of the list, and erase again: "
+                    "without the list it is refused, too"
+                )
+
+
+def refuse_absent(plan: Plan, shards: Collection[str]) -> None:
+    """Raise where a shard cannot be made anew, as its raw shard is not there.
+
+    Raises:
+        NotErasedError: naming it, and what to do.
+    """
+    if absent := [partition for partition in plan.partitions if partition not in shards]:
+        raise NotErasedError(
+            f"{first_and_more([repr(name) for name in absent])}: no raw shard in MM_RAW_SHARDS to make it "
+            "anew from: mm-assets retire removes its outputs; erase again then"
+        )

@@ -1,0 +1,435 @@
+"""``mm-assets erase``: what is named leaves everything and stays out; a certificate says so."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
+from PIL import Image
+
+from mm_assets.accounting.erasures import DenyList, ErasureStore
+from mm_assets.definitions import build_definitions
+from mm_assets.formats.lance.table import maintain
+from mm_assets.storage.stamps import sole_writer
+from mm_assets_tests.cli import commands
+from mm_assets_tests.formats.brute_force import files_with, versions_with
+from mm_assets_tests.formats.raw_tars import make_tar, tar_members
+
+SETTINGS = {"MM_WORKERS": "1", "MM_MIN_ASPECT_RATIO": "1", "MM_MAX_ASPECT_RATIO": "2", "MM_MAX_LOSS": "1"}
+
+
+def _image(seed: str, width: int = 60) -> bytes:
+    file = io.BytesIO()
+    Image.frombytes("RGB", (width, 48), random.Random(seed).randbytes(3 * width * 48)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _text(sample: str) -> str:
+    return " ".join(f"word{random.Random(f'{sample} {number}').getrandbits(40)}" for number in range(12))
+
+
+def _url(sample: str) -> str:
+    return f"https://example.org/pages/{hashlib.md5(sample.encode()).hexdigest()}.html"
+
+
+SHARED = _image("shared")
+
+
+def _members(sample: str) -> dict[str, bytes]:
+    """A document of a text and three pictures: kept, dropped, shared with all others; of `BAD` one is cut."""
+    images = {
+        f"{sample}.0.png": _image(f"{sample} kept"),
+        f"{sample}.1.png": _image(f"{sample} dropped", width=20),
+        f"{sample}.2.png": SHARED,
+    }
+    if sample == BAD:
+        images[f"{sample}.1.png"] = images[f"{sample}.1.png"][:2000]
+    document = {
+        "texts": [_text(sample), None, None, None],
+        "images": [None, *images],
+        "url": _url(sample),
+    }
+    return {f"{sample}.json": json.dumps(document).encode(), **images}
+
+
+def _of(*samples: str) -> dict[str, bytes]:
+    return {name: data for sample in samples for name, data in _members(sample).items()}
+
+
+@dataclass(frozen=True)
+class World:
+    """Raw shards, a storage and a Dagster home in one folder, which is the same for each test."""
+
+    folder: Path
+
+    @property
+    def raw(self) -> Path:
+        return self.folder / "raw"
+
+    @property
+    def storage(self) -> Path:
+        return self.folder / "storage"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        places = {"MM_RAW_SHARDS": self.raw, "MM_STORAGE": self.storage, "DAGSTER_HOME": self.home}
+        return {**SETTINGS, **{name: str(place) for name, place in places.items()}}
+
+    def run(self, *arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+        return commands.run(*arguments, **{**self.settings, **settings})
+
+    def ok(self, *arguments: object, **settings: str) -> str:
+        done = self.run(*arguments, **settings)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def refused(self, *arguments: object, **settings: str) -> str:
+        """The line of a command that fails and changes nothing in raw shards or storage."""
+        before = self.files(self.raw, self.storage)
+        line = commands.only_line(self.run(*arguments, **settings))
+        assert self.files(self.raw, self.storage) == before
+        return line
+
+    def files(self, *folders: Path) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for folder in folders
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+
+    def with_any(self, needles: Sequence[bytes], *folders: Path) -> list[str]:
+        """The files, and versions of the table, that have any of them."""
+        return [
+            *(name for folder in folders for name in files_with(folder, needles)),
+            *versions_with(self.table, needles),
+        ]
+
+    @property
+    def table(self) -> str:
+        return str(self.storage / "lance" / "items.lance")
+
+    def samples(self, output: str = "curated") -> set[str]:
+        return {
+            sample
+            for path in (self.storage / output).glob("*.parquet")
+            for sample in pq.read_table(path, columns=["sample_id"])["sample_id"].to_pylist()
+        }
+
+    def certificate(self) -> Mapping[str, object]:
+        *_, last = ErasureStore(str(self.storage)).all()
+        return vars(last)
+
+
+def _needles(sample: str) -> list[bytes]:
+    """What nobody else has: its id, its URL, words of its text, pieces of its pictures."""
+    pictures = [data for name, data in _members(sample).items() if name.endswith(".png") and data != SHARED]
+    pieces = [data[at : at + 48] for data in pictures for at in (300, 1100, 1800)]
+    return [sample.encode(), _url(sample).encode(), _text(sample)[:40].encode(), *pieces]
+
+
+A1, A2, B1, B2, C1, BAD = (f"sample-{name}-{hashlib.md5(name.encode()).hexdigest()[:8]}" for name in "abcdef")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Three shards through the graph, a tag and a report; each shard has quarantine and dropped pictures."""
+    world = World(tmp_path_factory.mktemp("erase") / "world")
+    world.home.mkdir(parents=True)
+    make_tar(world.raw / "a.tar", _of(A1, BAD, A2).items())
+    make_tar(world.raw / "b.tar.gz", _of(B1, B2).items(), mode="w:gz")
+    make_tar(world.raw / "c.tar", _of(C1).items())
+    made = world.run("run")
+    assert world.samples() == {A1, A2, B1, B2, C1}, made
+    world.ok("tag", "v1")
+    world.ok("report")
+    shutil.copytree(world.folder, world.folder.with_name("template"))
+    return world
+
+
+@pytest.fixture
+def world(template: World) -> Iterator[World]:
+    """The same, as it was."""
+    shutil.rmtree(template.folder)
+    shutil.copytree(template.folder.with_name("template"), template.folder)
+    yield template
+
+
+def _of_shard(world: World, name: str) -> dict[str, bytes]:
+    """The data of a shard, without what says when it was made."""
+    found = world.files(
+        *(world.storage / output for output in ("curated", "filtered", "webdataset", "scores"))
+    )
+    return {path: data for path, data in found.items() if Path(path).name.startswith(f"{name}.")}
+
+
+def test_a_sample_leaves_everything_and_nothing_else_does(world: World) -> None:
+    everywhere = (world.storage, world.home)
+    assert len(world.with_any(_needles(A1), *everywhere)) > 10
+    others = {name: _of_shard(world, name) for name in "bc"}
+    told = world.ok("erase", "--sample-id", A1, "--drop-tags")
+    assert world.with_any(_needles(A1), *everywhere) == []
+    assert world.samples() == world.samples("filtered") == {A2, B1, B2, C1}
+    assert {name: _of_shard(world, name) for name in "bc"} == others
+    assert "made anew: a\n" in told and "tag v1: dropped\n" in told
+    assert A1.encode() in (world.raw / "a.tar").read_bytes()
+    certificate = world.certificate()
+    assert certificate["partitions"] == {"a": 5} and certificate["finished"]
+    assert certificate["rewritten"]["shards"] == ["a"]  # type: ignore[index]
+    scan = certificate["scan"]
+    assert isinstance(scan, dict) and scan["occurrences"] == [] and scan["files"] > 50
+    assert any("a.tar may have it still" in line for line in scan["outside"])
+    assert world.ok("prove").splitlines()[-1].startswith("proven: every item of 3 shards is in 5 outputs")
+    assert "due: 0 shards" in world.ok("status")
+    listed = world.ok("erase", "--list")
+    assert listed.startswith(f"erasure {certificate['id']}: 1 sample_id; finished ") and A1 not in listed
+    assert world.ok("run", "--missing", "--failed", "--changed") == "nothing to do\n"
+    world.ok("tag", "v2")
+    assert "no difference" in world.ok("diff", "v2")
+
+
+def test_it_stays_out_when_its_raw_shard_comes_again(world: World) -> None:
+    world.ok("erase", "--sample-id", A1, "--drop-tags")
+    make_tar(world.raw / "a.tar", _of(A2, A1, "new-sample-of-a").items())
+    make_tar(world.raw / "d.tar", _of(A1, "new-sample-of-d").items())
+    world.run("run")
+    assert world.samples() == {A2, B1, B2, C1, "new-sample-of-a", "new-sample-of-d"}
+    assert world.with_any(_needles(A1), world.storage, world.home) == []
+
+
+def test_several_at_once_leave_the_raw_tars_too(world: World) -> None:
+    """By URL; one that is in quarantine; one in a packed tar."""
+    before = {name: tar_members(world.raw / name) for name in ("a.tar", "b.tar.gz", "c.tar")}
+    gone = (BAD, B2, C1)
+    needles = [needle for sample in gone for needle in _needles(sample)]
+    assert any(name.startswith("quarantine/") for name in world.with_any(_needles(BAD), world.storage))
+    asked = ["--url", _url(C1), "--sample-id", BAD, "--sample-id", B2]
+    told = world.ok("erase", *asked, "--drop-tags", "--raw")
+    for name, members in before.items():
+        left = {member: data for member, data in members.items() if not member.startswith(gone)}
+        assert tar_members(world.raw / name) == left != members
+        assert f"raw shard {world.raw / name}: " in told
+    data = gzip.decompress((world.raw / "b.tar.gz").read_bytes())
+    assert not any(needle in data for needle in needles)
+    assert world.with_any(needles, world.storage, world.home, world.raw) == []
+    assert world.samples() == {A1, A2, B1}
+    assert world.ok("prove").splitlines()[-1].startswith("proven: every item of 3 shards")
+    assert "due: 0 shards" in world.ok("status")
+
+
+def test_the_raw_tar_may_follow_later(world: World) -> None:
+    world.ok("erase", "--sample-id", A1, "--drop-tags")
+    world.ok("erase", "--sample-id", A1, "--raw")
+    assert world.with_any(_needles(A1), world.storage, world.home, world.raw) == []
+    assert world.samples() == {A2, B1, B2, C1}
+
+
+def test_a_dry_run_changes_nothing_and_says_where_it_is(world: World) -> None:
+    before = world.files(world.raw, world.storage)
+    told = world.ok("erase", "--sample-id", A1, "--dry-run")
+    assert world.files(world.raw, world.storage) == before
+    assert f"a: {A1}: the whole sample; raw: 4 members of a.tar\n" in told
+    places = {line.strip().partition(":")[0] for line in told.splitlines() if line.startswith("  ")}
+    assert {
+        "curated",
+        "filtered",
+        "webdataset",
+        "ledger/accounts",
+        "versions/samples",
+    } <= places
+    assert "dropped with --drop-tags: v1\n" in told
+    assert world.ok("erase", "--sample-id", "of-nobody-at-all", "--dry-run").startswith("it is nowhere")
+
+
+def test_tags_are_dropped_only_if_that_is_said(world: World) -> None:
+    line = world.refused("erase", "--sample-id", A1)
+    assert line.endswith("1 tag would keep it: v1: --drop-tags drops them; nothing was changed")
+    assert ErasureStore(str(world.storage)).all() == []
+
+
+def test_what_is_nowhere_is_refused_from_then_on(world: World) -> None:
+    store = ErasureStore(str(world.storage))
+    store.write_work("20260101T000000Z-00000000", b"of one that was killed before it began: to-come-tomorrow")
+    world.ok("erase", "--sample-id", "to-come-tomorrow")
+    assert [path.suffix for path in Path(store.folder).iterdir()] == [".json"]
+    make_tar(world.raw / "d.tar", _of("to-come-tomorrow", "new-sample").items())
+    world.run("run")
+    assert world.samples() == {A1, A2, B1, B2, C1, "new-sample"}
+
+
+def test_by_the_bytes_of_an_image(world: World) -> None:
+    picture = _members(A1)[f"{A1}.0.png"]
+    world.ok("erase", "--sha256", hashlib.sha256(picture).hexdigest(), "--drop-tags")
+    pieces = [picture[at : at + 48] for at in (300, 1100, 1800)]
+    assert world.with_any(pieces, world.storage, world.home) == []
+    assert world.samples() == {A2, B1, B2, C1}  # the policy drops samples that lack an image
+    assert world.ok("prove").splitlines()[-1].startswith("proven: every item of 3 shards")
+    line = world.refused(
+        "erase", "--sha256", hashlib.sha256(_members(A2)[f"{A2}.0.png"]).hexdigest(), "--raw"
+    )
+    assert "only items of it are erased, and --raw takes whole samples out" in line
+
+
+def test_after_a_compaction_of_the_table_and_behind_links(world: World) -> None:
+    maintain(world.table)
+    for name in ("curated", "versions"):
+        (world.storage / name).rename(world.folder / f"linked-{name}")
+        (world.storage / name).symlink_to(world.folder / f"linked-{name}")
+    world.ok("erase", "--sample-id", A1, "--drop-tags")
+    everywhere = (
+        world.storage,
+        world.home,
+        world.folder / "linked-curated",
+        world.folder / "linked-versions",
+    )
+    assert world.with_any(_needles(A1), *everywhere) == []
+    assert world.ok("prove").splitlines()[-1].startswith("proven: every item of 3 shards")
+
+
+def test_several_of_a_file(world: World, tmp_path: Path) -> None:
+    lists = {
+        "a.csv": f"kind,value\nsample_id,{A1}\n",
+        "b.jsonl": json.dumps({"kind": "url", "value": _url(B1)}) + "\n\n",
+    }
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+    pq.write_table(pa.table({"kind": ["sample_id"], "value": [C1]}), tmp_path / "c.parquet")
+    files = [argument for name in (*lists, "c.parquet") for argument in ("--from", str(tmp_path / name))]
+    world.ok("erase", *files, "--drop-tags")
+    assert world.samples() == {A2, B2}
+    needles = [needle for sample in (A1, B1, C1) for needle in _needles(sample)]
+    assert world.with_any(needles, world.storage, world.home) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("x.csv", "kind,value\nsample,a\n", "x.csv: row 1: 'sample' is none of"),
+        ("x.csv", "kind\nurl\n", "x.csv: row 1: no 'value'"),
+        ("x.jsonl", '{"kind": "sha256", "value": "00"}', "x.jsonl: row 1: sha256: '00' is not 64 hex digits"),
+        ("x.jsonl", "[1]", "x.jsonl: line 1: no JSON object"),
+        ("x.parquet", "nothing", "x.parquet: not a readable Parquet file"),
+    ],
+)
+def test_bad_lists(world: World, tmp_path: Path, name: str, content: str, told: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert told in world.refused("erase", "--from", tmp_path / name)
+
+
+def test_what_it_refuses(world: World) -> None:
+    (world.folder / "ids.txt").write_text(f"{B1}\n{A1}\n")
+    line = world.refused("erase", "--sample-id", A1, "--drop-tags", MM_DROP_IDS=str(world.folder / "ids.txt"))
+    assert line.startswith(f"{world.folder / 'ids.txt'}: names sample {A1!r}: take it out of the list")
+    assert "nothing is unfinished, and nothing is named" in world.refused("erase")
+    with sole_writer(ErasureStore(str(world.storage)).folder) as is_ours:
+        assert is_ours
+        line = world.refused("erase", "--sample-id", A1, "--drop-tags")
+        assert "another mm-assets erase is going on here" in line
+    (world.raw / "a.tar").rename(world.folder / "a.tar")
+    line = world.refused("erase", "--sample-id", A1, "--drop-tags")
+    assert line.startswith("'a': no raw shard in MM_RAW_SHARDS") and "mm-assets retire" in line
+    done = world.run("erase", "--pdq", "00:1")
+    assert done.returncode == 2 and "pdq: '00' is not 64 hex digits" in done.stderr
+
+
+def test_it_waits_for_what_is_unfinished(world: World) -> None:
+    """The deny list is in force all the same."""
+    with dg.DagsterInstance.from_config(str(world.home)) as instance:
+        job = build_definitions().resolve_job_def("all_assets")
+        location = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("location"), "repository")
+        origin = location.get_job_origin(job.name)
+        queued = instance.create_run_for_job(job, status=dg.DagsterRunStatus.QUEUED, remote_job_origin=origin)
+        done = world.run("erase", "--sample-id", A1, "--drop-tags")
+        told = f"run {queued.run_id} is unfinished; call mm-assets erase again when it has ended, or end it"
+        assert (done.returncode, done.stderr) == (1, f"mm-assets: {told}\n")
+        assert DenyList.read(str(world.storage)).hides_sample(A1) and A1 in world.samples()
+        instance.delete_run(queued.run_id)
+    assert "goes on\n" in world.ok("erase")
+    assert world.with_any(_needles(A1), world.storage, world.home) == []
+
+
+def test_what_was_found_of_all_shards_and_the_training_set(tmp_path: Path) -> None:
+    """A copy of a picture of the sample stays in another shard, and nothing there names the sample."""
+    world = World(tmp_path)
+    world.home.mkdir()
+    more = {"MM_DEDUP_IMAGES": "exact"}
+    copied = _image(f"{A1} kept")
+    make_tar(world.raw / "a.tar", _of(A1, A2).items())
+    make_tar(world.raw / "b.tar", {**_of(B1, B2), f"{B1}.0.png": copied}.items())
+    make_tar(world.raw / "c.tar", _of(C1).items())
+    world.ok("run", **more)
+    world.ok("run", "--assets", "training_set", **more)
+    needles = [A1.encode(), _url(A1).encode(), _text(A1)[:40].encode()]
+    before = world.with_any(needles, world.storage)
+    held = {"ledger/statistics/duplicates/shards/b.parquet", "ledger/accounts/filtered_parquet/b.parquet"}
+    assert held <= {*before} and "training/plan.parquet" in before
+    told = world.ok("erase", "--sample-id", A1, **more)
+    assert world.with_any(needles, world.storage, world.home) == []
+    assert "made anew: a and 2 more\n" in told and "made anew: training_set\n" in told
+    assert "not looked for (image, in what stays, too): 2\n" in told
+    rows = pq.read_table(world.storage / "filtered" / "b.parquet").to_pylist()
+    assert copied in [row["binary_content"] for row in rows if row["sample_id"] == B1]
+    status = world.ok("status", **more)
+    assert "due: 0 shards" in status and "training set: current" in status
+
+
+RANDOM_KILLS = int(os.environ.get("TEST_KILLS", "1"))
+STEPS = ("raw shard", "materializing", "made anew", "tag v1", "earlier versions", "surveys", "temporary",
+         "event log", "scanned")  # fmt: skip
+
+
+def test_killed_at_each_step_it_goes_on(world: World) -> None:
+    """One erasure, begun and killed again and again: at any time, then each time at a later step."""
+    command = [sys.executable, "-m", "mm_assets.cli", "erase"]
+    asked = ["--sample-id", A1, "--drop-tags", "--raw"]
+    environment = commands.environment(**world.settings)
+    rng = random.Random(os.environ.get("TEST_SEED", "0"))
+
+    def kill(step: str, delay: float = 0.0, more: Sequence[str] = ()) -> None:
+        process = subprocess.Popen([*command, *more], env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if step in line:
+                time.sleep(delay)
+                process.kill()
+                break
+        process.stdout.close()
+        assert process.wait() == -signal.SIGKILL, step
+        assert len(ErasureStore(str(world.storage)).all()) == 1
+
+    kill("is refused", more=asked)
+    for _ in range(RANDOM_KILLS):
+        kill("goes on", rng.uniform(0.1, 2.0))
+    for step in STEPS:
+        kill(step)
+    last = world.run("erase")  # if the last kill did not come too late
+    told = world.ok("erase", "--list")
+    assert told.count("erasure ") == 1 and "; finished " in told, last.stdout
+    assert world.with_any(_needles(A1), world.storage, world.home, world.raw) == []
+    assert world.samples() == {A2, B1, B2, C1}
+    assert world.ok("prove").splitlines()[-1].startswith("proven: every item of 3 shards")
+    assert "due: 0 shards" in world.ok("status")
+    with tarfile.open(world.raw / "a.tar") as tar:
+        assert tar.getnames() == list(_of(BAD, A2))
