@@ -76,6 +76,7 @@ def run_erase(options: argparse.Namespace) -> int:
             something cannot be written without what is to be erased.
     """
     from mm_assets.accounting.erasures import ErasureStore
+    from mm_assets.cli.graph import with_dagster
     from mm_assets.storage.errors import located, readable_store_errors
     from mm_assets.storage.stamps import sole_writer
     from mm_assets.versions.erasure_plan import entries_in
@@ -94,7 +95,8 @@ def run_erase(options: argparse.Namespace) -> int:
         ]
         if not entries and (options.dry_run or not store.unfinished()):
             raise ValueError("nothing is unfinished, and nothing is named to erase: mm-assets erase --help")
-        with sole_writer(store.folder) as is_ours:
+        # Locked behind the fork of workers: those of a killed command would keep the lock for a while.
+        with with_dagster(), sole_writer(store.folder) as is_ours:
             if not is_ours:
                 raise ValueError(f"{root}: another mm-assets erase is going on here: wait for its end")
             return _erase(root, list(dict.fromkeys(entries)), options)
@@ -102,53 +104,48 @@ def run_erase(options: argparse.Namespace) -> int:
 
 def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> int:
     """Finish what is unfinished, then erase what is named."""
-    from mm_assets.cli.graph import with_dagster
+    from mm_assets.accounting.erasures import ErasureStore
+    from mm_assets.formats.raw_shards import RawLocations
+    from mm_assets.formats.webdataset import RawLayout
+    from mm_assets.pool.workers import WorkerPool
+    from mm_assets.versions import erasing, erasure_plan
 
-    with with_dagster():
-        from mm_assets.accounting.erasures import ErasureStore
-        from mm_assets.formats.raw_shards import RawLocations
-        from mm_assets.formats.webdataset import RawLayout
-        from mm_assets.pool.workers import WorkerPool
-        from mm_assets.versions import erasing, erasure_plan
-
-        settings, store = Settings.load(), ErasureStore(root)
-        locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
-        shards = locations.shards(settings.shards_per_partition)
-        with (
-            open_dagster(changes_nothing=options.dry_run) as instance,
-            WorkerPool(settings.workers, may_fork=True) as pool,
-        ):
-            orchestrator = _orchestrator(instance)
-            waiting = [] if options.dry_run else store.unfinished()
-            done = []
-            for erasure in waiting:
-                print(f"erasure {erasure.id}: goes on", flush=True)
-            if [*entries] and not any(set(entries) == set(erasure.entries) for erasure in waiting):
-                plan = erasure_plan.plan(
-                    root, entries, pool, is_whole=options.dry_run, home=orchestrator.home
+    settings, store = Settings.load(), ErasureStore(root)
+    locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
+    shards = locations.shards(settings.shards_per_partition)
+    with (
+        open_dagster(changes_nothing=options.dry_run) as instance,
+        WorkerPool(settings.workers, may_fork=True) as pool,
+    ):
+        orchestrator = _orchestrator(instance)
+        waiting = [] if options.dry_run else store.unfinished()
+        done = []
+        for erasure in waiting:
+            print(f"erasure {erasure.id}: goes on", flush=True)
+        if [*entries] and not any(set(entries) == set(erasure.entries) for erasure in waiting):
+            plan = erasure_plan.plan(root, entries, pool, is_whole=options.dry_run, home=orchestrator.home)
+            if options.dry_run:
+                _print_plan(plan)
+                return 0
+            erasure_plan.refuse_absent(plan, shards)
+            erasure_plan.refuse_listed(plan, settings.active_filters())
+            if options.raw:
+                erasure_plan.refuse_raw(plan, shards)
+            if (tags := [*plan.tags, *plan.table_tags]) and not options.drop_tags:
+                raise ValueError(
+                    f"{counted(len(tags), 'tag')} would keep it: {', '.join(tags)}: --drop-tags drops "
+                    "them; nothing was changed"
                 )
-                if options.dry_run:
-                    _print_plan(plan)
-                    return 0
-                erasure_plan.refuse_absent(plan, shards)
-                erasure_plan.refuse_listed(plan, settings.active_filters())
-                if options.raw:
-                    erasure_plan.refuse_raw(plan, shards)
-                if (tags := [*plan.tags, *plan.table_tags]) and not options.drop_tags:
-                    raise ValueError(
-                        f"{counted(len(tags), 'tag')} would keep it: {', '.join(tags)}: --drop-tags drops "
-                        "them; nothing was changed"
-                    )
-                waiting.append(erasing.begin(store, entries, plan, has_raw=options.raw))
-                print(f"erasure {waiting[-1].id}: from now on it is refused", flush=True)
-            orchestrator.refuse_unfinished()
-            layout = RawLayout(**settings.raw_layout())
-            for erasure in waiting:
-                work = erasing.Erasing(root, erasure, orchestrator, pool, shards, layout)
-                for line in work.run():
-                    print(printable(line), flush=True)
-                _print_certificate(work.erasure)
-                done.append(work.erasure)
+            waiting.append(erasing.begin(store, entries, plan, has_raw=options.raw))
+            print(f"erasure {waiting[-1].id}: from now on it is refused", flush=True)
+        orchestrator.refuse_unfinished()
+        layout = RawLayout(**settings.raw_layout())
+        for erasure in waiting:
+            work = erasing.Erasing(root, erasure, orchestrator, pool, shards, layout)
+            for line in work.run():
+                print(printable(line), flush=True)
+            _print_certificate(work.erasure)
+            done.append(work.erasure)
     return 0 if all(erasure.finished for erasure in done) else 1
 
 
