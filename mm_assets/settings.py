@@ -43,6 +43,7 @@ from mm_assets.formats.webdataset import (
     RawLayout,
     normal_extensions,
 )
+from mm_assets.model.digest import DECLARED_DIGESTS
 from mm_assets.model.losses import POLICIES
 from mm_assets.settings_file import PREFIX, SPACED, given_settings, load_plugins
 from mm_assets.storage import clean_url, without_secrets
@@ -377,6 +378,11 @@ class Settings:
     )
     images_from: str = _setting(
         "", raw_locations, "folders and tars with images that documents only name, separated by whitespace"
+    )
+    declared_digests: str | None = _setting(
+        None,
+        one_of(*DECLARED_DIGESTS),
+        "images compared with their sha256 or md5: `off`, or `all`, those that img2dataset decoded, too",
     )
     image_member_field: str | None = _setting(None, str, "json field that names the sample's image member")
     image_extensions: tuple[str, ...] = _setting(

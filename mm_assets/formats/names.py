@@ -130,6 +130,7 @@ DOCUMENT_OPTIONS = (
     "images_field",
     "document_layout",
     "images_from",
+    "declared_digests",
 )
 MEMBER_OPTIONS = ("image_member_field", "per_image_fields", "per_text_fields", "image_extensions")
 

@@ -26,9 +26,10 @@ from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.names import ARRAY_SUFFIXES, first_kind, passed_over_lines
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.reports import ContentColumns
+from mm_assets.model.digest import digest_faults
 from mm_assets.model.errors import ShardError, first_and_more, html_text, warn_user
 from mm_assets.model.json_codec import FieldTally
-from mm_assets.model.losses import Loss
+from mm_assets.model.losses import Loss, with_errors
 from mm_assets.model.nested_types import refuse_broken_text
 from mm_assets.model.samples import (
     BatchStream,
@@ -118,6 +119,7 @@ class InterleavedReader(ABC):
 
     suffixes: tuple[str, ...]
     images_from = ""  # where the images lie that documents only name
+    declared_digests: str | None = "off"  # of documents: see `mm_assets.model.digest.declared_digests`
 
     def __init__(
         self,
@@ -303,6 +305,8 @@ class InterleavedReader(ABC):
             with located(source.uri):
                 for table in source.tables(_wanted(stream.schema, source), self.max_batch_bytes):
                     for part in self._finish(table, stream.schema, source.uri):
+                        if source.notes.get("of_others"):
+                            part = with_errors(part, digest_faults(part, self.declared_digests))
                         if self.max_batch_bytes is not None:
                             yield InterleavedBatch(part, (source.uri,), partition.name)
                         else:

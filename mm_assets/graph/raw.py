@@ -294,6 +294,9 @@ class RawGate(dg.ConfigurableResource[Any]):
         default=None, description="Layout of the documents; None: found by looking at them."
     )
     images_from: str = Field(default="", description="Folders and tars with images that documents only name.")
+    declared_digests: str | None = Field(
+        default=None, description="Images that are compared with their sha256 or md5: off or all."
+    )
     image_member_field: str | None = Field(
         default=None, description="Json field that names the sample's image member."
     )

@@ -1,16 +1,24 @@
-"""Digest of items that does not depend on row order, batch boundaries or file format."""
+"""Digests of items.
+
+* `ContentDigest` does not depend on row order, batch boundaries or file format.
+* `digest_faults` compares images with the digests that their documents declare.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from mm_assets.model import json_codec
-from mm_assets.model.errors import DataError
+from mm_assets.model.errors import DataError, Fault, digest_mismatch
 from mm_assets.model.json_codec import dumps, is_json
 from mm_assets.model.nested_types import binary_views, plain_type
 
@@ -169,3 +177,96 @@ def _texts(column: pa.ChunkedArray, field: pa.Field) -> list[str | None]:
         except UnicodeDecodeError as error:
             raise DataError(f"column {field.name!r}: text that is not UTF-8: {error}") from error
     return [None if value is None else dumps(value) for value in json_codec.encode(column, field)]
+
+
+_DECLARED = {"sha256": re.compile("[0-9a-fA-F]{64}"), "md5": re.compile("[0-9a-fA-F]{32}")}
+DIGEST_FIELDS = frozenset(_DECLARED)
+_SIZES = (("original_width", "width"), ("original_height", "height"))
+DECLARED_DIGESTS = ("off", "all")
+
+
+def declared_digests(record: Mapping[str, Any], mode: str | None = None) -> dict[str, str]:
+    """Return the digests of its image's file that a record declares, by field; no others than sha256 and md5.
+
+    img2dataset takes digests of what it downloads. If it then decodes an image, its record has
+    ``original_width``, and what it stores is encoded anew, unless told otherwise. Such a digest says nothing.
+
+    Args:
+        record: fields of an image, or of a document that has no other image.
+        mode: one of `DECLARED_DIGESTS`: ``all`` also takes those of images that were decoded, and kept their
+            size; ``off`` takes none.
+    """
+    if mode == "off" or (record.get(_SIZES[0][0]) is not None and not (mode == "all" and _kept_size(record))):
+        return {}
+    found = {name: record.get(name) for name in _DECLARED}
+    return {
+        name: value.lower()
+        for name, value in found.items()
+        if isinstance(value, str) and _DECLARED[name].fullmatch(value)
+    }
+
+
+def _kept_size(record: Mapping[str, Any]) -> bool:
+    return all(record.get(before) == record.get(after) for before, after in _SIZES)
+
+
+def digest_fault(data: Blob, declared: Mapping[str, str]) -> Fault | None:
+    """Return the fault of a file that has another digest than declared; None if it has none."""
+    for name, value in declared.items():
+        if (found := hashlib.new(name, data, usedforsecurity=False).hexdigest()) != value:
+            return digest_mismatch(name, value, found)
+    return None
+
+
+def digest_faults(table: pa.Table, mode: str | None = None) -> dict[int, Fault]:
+    """Return the faults of images that have another digest than their documents declare, by row number.
+
+    A digest is declared on the row of an image, or on the metadata row: of the only image, or in a list with
+    one for each image. Frames of a TIFF are left out, as the digest is that of the file.
+
+    Args:
+        table: whole samples, as they are read from documents of others.
+        mode: see `declared_digests`.
+    """
+    fields = [name for name in _DECLARED if name in table.column_names]
+    if not fields or mode == "off" or all(table.column(name).null_count == table.num_rows for name in fields):
+        return {}
+    sizes = [name for pair in _SIZES for name in pair if name in table.column_names]
+    columns = ["sample_id", "modality", "source_ref", "materialize_error", *fields, *sizes]
+    values = [json_codec.encode(table.column(name), table.schema.field(name)) for name in columns]
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
+    views, faults = _views(table, BLOBS), {}
+    for _, sample in groupby(enumerate(rows), key=lambda entry: entry[1]["sample_id"]):
+        document: dict[str, Any] = {}
+        images = []
+        for number, row in sample:
+            if row["modality"] == "image":
+                images.append((number, row))
+            elif row["modality"] == "metadata":
+                document = row
+        for index, (number, row) in enumerate(images):
+            view = views[number]
+            if view is None or row["materialize_error"] is not None or _is_frame(row["source_ref"]):
+                continue
+            declared = declared_digests(_record_of(row, document, index, len(images), fields), mode)
+            if declared and (fault := digest_fault(view, declared)) is not None:
+                faults[number] = fault
+    return faults
+
+
+def _record_of(
+    row: dict[str, Any], document: dict[str, Any], index: int, images: int, fields: Sequence[str]
+) -> dict[str, Any]:
+    """Return the fields about the image of a row; it has this index among the images of its sample."""
+    if images == 1 and all(row[name] is None for name in fields):
+        row = document
+    listed = {name: each for name in fields if isinstance(each := document.get(name), list)}
+    return {**row, **{name: each[index] for name, each in listed.items() if len(each) == images}}
+
+
+def _is_frame(source_ref: str | None) -> bool:
+    return (
+        source_ref is not None
+        and '"frame_index"' in source_ref
+        and json.loads(source_ref)["frame_index"] is not None
+    )

@@ -203,6 +203,7 @@ DECOMPRESSION_BOMB = "decompression_bomb"
 OVERSIZED_MEMBER = "oversized_member"
 TRUNCATED_TAR = "truncated_tar"
 DAMAGED_TAR = "damaged_tar"
+DIGEST_MISMATCH = "digest_mismatch"  # the image is not the one whose sha256 or md5 its document declares
 MISSING_MODALITY = "missing_modality"  # of paired shards: a key that one of the tars lacks
 # A member with the name of a json that is not a regular file: a pipe, a sparse file.
 UNREADABLE_MEMBER = "unreadable_member"
@@ -232,6 +233,7 @@ FAULTS = (
     UNDECODABLE_IMAGE,
     DECOMPRESSION_BOMB,
     OVERSIZED_MEMBER,
+    DIGEST_MISMATCH,
     TRUNCATED_TAR,
     DAMAGED_TAR,
     MISSING_MODALITY,
@@ -252,6 +254,7 @@ _FIRST_WORDS = {
     DECOMPRESSION_BOMB: ("decompression bomb",),
     OVERSIZED_MEMBER: ("oversized member",),
     UNDECODABLE_IMAGE: ("unreadable image", "failed to extract frame"),
+    DIGEST_MISMATCH: ("digest mismatch",),
 }
 ITEM_FAULTS = (*_FIRST_WORDS, FETCH_FAILED)
 """Classes of faults of items; the others are of samples, members or files."""
@@ -308,6 +311,11 @@ def surplus_reference(member: str, frame: int, frames: int, references: int) -> 
         f"dangling reference: frame {frame} of {member!r}: "
         f"it has {frames} frames for {references} references",
     )
+
+
+def digest_mismatch(name: str, declared: str, found: str) -> Fault:
+    """Return the fault of an image whose digest is another than the field ``name`` of its document says."""
+    return Fault(DIGEST_MISMATCH, f"digest mismatch: its {name} is {found}, and {declared} is declared")
 
 
 def unreadable_image(error: Exception) -> Fault:

@@ -310,6 +310,8 @@ class InterleavedParquetReader(InterleavedReader):
         document_layout: for documents, their layout; see `InterleavedWebdatasetReader`.
         images_from: for documents, folders and tars, quoted and separated as in a shell, with the images that
             are only named, by name or by URL.
+        declared_digests: for documents, which images are compared with a sha256 or md5 beside them; see
+            `mm_assets.model.digest.declared_digests`.
         relative_to: folder or URL prefix; locators of documents below it are stored relative to it, so that
             no path of this machine leaks.
         quarantine_errors: samples that cannot be used become losses of the stream, and everything else is
@@ -334,6 +336,7 @@ class InterleavedParquetReader(InterleavedReader):
         images_field: str = IMAGES,
         document_layout: str | None = None,
         images_from: str = "",
+        declared_digests: str | None = None,
         relative_to: str | None = None,
         quarantine_errors: bool = False,
         max_member_bytes: int = MAX_MEMBER_BYTES,
@@ -349,8 +352,11 @@ class InterleavedParquetReader(InterleavedReader):
             images_field=images_field,
             document_layout=document_layout,
             images_from=images_from,
+            declared_digests=declared_digests,
         )
         self.images_from = images_from
+        # Found by URL, they may be what img2dataset has stored of it.
+        self.declared_digests = declared_digests or ("off" if images_from else None)
         self.relative_to = relative_to
         self.quarantine_errors = quarantine_errors
         self.max_member_bytes = max_member_bytes

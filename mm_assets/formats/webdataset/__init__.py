@@ -86,6 +86,7 @@ class RawLayout:
     json_extensions: tuple[str, ...] = DEFAULT_JSON_EXTENSIONS
     document_layout: str | None = None  # None: found by looking at the documents
     images_from: str = ""
+    declared_digests: str | None = None  # one of `DECLARED_DIGESTS`
 
     def __post_init__(self) -> None:
         if self.sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
@@ -110,7 +111,7 @@ class RawLayout:
         return extension(name) in self.image_extensions
 
 
-_LATER_FIELDS = ("document_layout", "images_from")
+_LATER_FIELDS = ("document_layout", "images_from", "declared_digests")
 
 
 def stated_fields(layout: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,9 +44,11 @@ from mm_assets.formats.webdataset.rows import (
     width,
 )
 from mm_assets.formats.webdataset.samples import TarSamples
+from mm_assets.model.digest import DIGEST_FIELDS, declared_digests, digest_fault
 from mm_assets.model.errors import (
     BAD_LAYOUT,
     UNREFERENCED_FRAME,
+    Fault,
     ImageError,
     lost_frame,
     surplus_reference,
@@ -87,6 +89,7 @@ class WebdatasetSource(FileSource):
         id_prefix: str = "",
         samples: Callable[..., TarSamples] = TarSamples,
     ) -> None:
+        self._layout = layout
         self._samples = samples(uri, ref_path, layout, max_member_bytes, ids, options, id_prefix)
         try:
             self._materialize = materialize
@@ -104,6 +107,7 @@ class WebdatasetSource(FileSource):
                 if kept_bytes <= _KEPT_BYTES:
                     self._kept[member] = sample
             self._raw_schema = tally.raw_schema()
+            self._declares_digests = not DIGEST_FIELDS.isdisjoint(self._raw_schema.names)
             super().__init__(uri, canonical_schema(tally.schema()), self._samples.items)
         except BaseException:
             self._samples.close()
@@ -174,7 +178,8 @@ class WebdatasetSource(FileSource):
         for group, declared in _alike(samples):
             rows = [row for sample in group for row in sample.rows]
             if with_bytes:
-                builder = BlobBuilder(self._samples.descriptor, self._samples.images_name)
+                digests = {} if declared is not None else self._digests_of_tiffs(group)
+                builder = BlobBuilder(self._samples.descriptor, self._samples.images_name, digests)
                 blobs = builder.build(rows)
                 for name, (member, frames, references) in builder.frames.items():
                     earlier = self._frames.get(name)
@@ -187,6 +192,17 @@ class WebdatasetSource(FileSource):
             except MISFITS as error:
                 raise self._located(error, group, extras) from error
         return pa.concat_tables(tables)
+
+    def _digests_of_tiffs(self, samples: list[Sample]) -> dict[str, dict[str, str]]:
+        """Return the digests that documents declare of the one TIFF with all their images, by its name."""
+        found = {}
+        for sample in samples if self._declares_digests else ():
+            contents = [row.content for row in sample.rows if row.modality == "image"]
+            names = {content and content.member.name for content in contents}
+            if len(names) == 1 and contents[0] is not None and contents[0].frame is not None:
+                declared = declared_digests(sample.rows[0].extras, self._layout.declared_digests)
+                found[contents[0].member.name] = declared
+        return found
 
     def _located(self, error: Exception, group: list[Sample], extras: pa.Schema) -> SampleError:
         """Return the error with the sample it is about, found by building each sample alone."""
@@ -267,6 +283,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
         images_field: Json field with the parallel list of images.
         images_from: Folders and tars, quoted and separated as in a shell, with the images that documents only
             name, by name or by URL.
+        declared_digests: Which images of raw samples are compared with a sha256 or md5 that their json has;
+            see `mm_assets.model.digest.declared_digests`.
         image_member_field: Json field with the name of the sample's (multi-frame) image member.
         document_layout: Layout of documents: one of `LAYOUT_NAMES` (`mm_assets.formats.document_layouts`).
             None: it is found by looking at the first documents of each file.
@@ -302,6 +320,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         texts_field: str = TEXTS,
         images_field: str = IMAGES,
         images_from: str = "",
+        declared_digests: str | None = None,
         image_member_field: str | None = None,
         per_image_fields: Sequence[str] = (),
         per_text_fields: Sequence[str] = (),
@@ -335,6 +354,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
             texts_field=texts_field,
             images_field=images_field,
             images_from=images_from,
+            declared_digests=declared_digests,
             image_member_field=image_member_field,
             per_image_fields=_names(per_image_fields),
             per_text_fields=_names(per_text_fields),
@@ -344,6 +364,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
         )
         self.read_bytes = materialize
         self.images_from = images_from
+        # Found by URL, they may be what img2dataset has stored of it.
+        self.declared_digests = declared_digests or ("off" if images_from else None)
         self.relative_to = local_path(relative_to).rstrip("/") if relative_to else None
         self.quarantine_errors = quarantine_errors
         self.max_member_bytes = max_member_bytes
@@ -396,13 +418,18 @@ class BlobBuilder:
 
     A row whose image cannot be read gets a fault in ``error``. ``frames`` has for each TIFF, by name, its
     member, its number of frames, and the number of frames that a sample references.
+
+    Args:
+        digests: What is declared of some TIFFs, by name. The frames of one with another digest get a fault.
     """
 
-    def __init__(self, descriptor: int, uri: str) -> None:
+    def __init__(self, descriptor: int, uri: str, digests: Mapping[str, Mapping[str, str]]) -> None:
         self._descriptor = descriptor
         self._uri = uri
         self.frames: dict[str, tuple[Member, int, int]] = {}
+        self._digests = digests
         self._tiff: str | None = None  # name of the TIFF being split; a sample has one
+        self._mismatch: Fault | None = None  # of that TIFF
         self._plans: list[FramePlan | ImageError] | ImageError = []
         self._scratch = memoryview(b"")
 
@@ -450,6 +477,7 @@ class BlobBuilder:
         if isinstance(plan, ImageError):
             row.error = lost_frame(name, frame, plan)
             return None
+        row.error = self._mismatch
         return plan
 
     def _plan(self, member: Member) -> list[FramePlan | ImageError] | ImageError:
@@ -462,6 +490,7 @@ class BlobBuilder:
             self._scratch = memoryview(pa.allocate_buffer(member.size)).cast("B")
         data = self._scratch[: member.size]
         read_members(self._descriptor, [member], data, self._uri)
+        self._mismatch = digest_fault(data, self._digests.get(member.name, {}))
         try:
             plans = plan_sound_frames(data)
         except ImageError as error:
