@@ -66,8 +66,11 @@ _FUNCTIONS: Final = frozenset(
         *("len", "array_length", "list_contains"),  # and ``tags[1]``, ``'x' in tags``
         *("->>", "json_extract_string", "json_array_length"),
         *("year", "month", "day", "date_part"),
+        "domain",
     }
 )
+HOST: Final = r"(?i)^(?:https?|ftp)://(?:[^/?#@]*@)?(?:www\.)?(?P<host>[^/:?#\s]+)"
+"""Finds the domain in the URL of a page, for RE2."""
 _TRUTH: Final = frozenset({"BOOLEAN", '"NULL"'})  # types of what may be a condition
 _MOST_CHARACTERS: Final = 10_000
 
@@ -301,6 +304,8 @@ def _database() -> Any:
     database.execute("set global ieee_floating_point_ops = false").fetchall()  # the same of floats
     for name in ("ln", "log10", "sqrt"):
         database.execute(f"create macro {name}(x) as try(system.main.{name}(x))").fetchall()
+    host = f"regexp_extract(lower(url), '{HOST}', 1)"
+    database.execute(f"create macro domain(url) as nullif({host}, '')").fetchall()
     is_nan = "typeof(v) in ('FLOAT', 'DOUBLE') and v::varchar in ('nan', '-nan')"
     # As a list: the argument is there once, however deep the calls are nested.
     guard = f"list_extract(list_filter([x], lambda v: not ({is_nan})), 1)"

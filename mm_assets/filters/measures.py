@@ -1,8 +1,8 @@
 """Measures of images and samples, and their registry.
 
-* Images: entropy, sharpness, area of QR codes, perceptual hash (PDQ) and SHA-256 of the file. Sharpness is
-  the variance of the Laplacian, at the size of the file and at one size for all images. It is computed in
-  little memory and without rounding.
+* Images: entropy, sharpness, area of QR codes, perceptual hash (PDQ), SHA-256 of the file, and what its
+  content credentials (C2PA) say of training. Sharpness is the variance of the Laplacian, at the size of the
+  file and at one size for all images. It is computed in little memory and without rounding.
 * Samples and their texts: the language, as py3langid tells it, repeated lines and repeated five-word
   sequences; `mm_assets.filters.texts` has the others. `LANGUAGES` are those of py3langid 0.4, which takes
   half a second to say so itself.
@@ -13,9 +13,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+import io
+import json
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -189,6 +192,57 @@ class Sha256(ImageMeasure):
 
     def measure(self, image: ImageContent) -> str:
         return hashlib.sha256(image.data).hexdigest()
+
+
+_USES: Final = ("notAllowed", "constrained", "allowed")  # the strictest first
+_CREDENTIALS: Final = (b"c2pa", b"C2PA")  # one is in every file that has any
+_OFFLINE: Final = ("remote_manifest_fetch", "ocsp_fetch", "verify_trust")
+
+
+@dataclass(frozen=True)
+class C2paTraining(ImageMeasure):
+    """What the assertions on training and data mining in an image's content credentials (C2PA, CAWG) allow.
+
+    The strictest entry counts, of all but inference, and of the images that it was made of as well. Where the
+    file is not as it was signed, they still forbid, but allow nothing. Nothing is fetched: neither manifests
+    that lie elsewhere, nor the state of certificates, which are not checked for who they are of.
+    """
+
+    name = "c2pa_training"
+    library = "c2pa"
+    decodes = False
+    type = pa.string()
+    version = "1"
+    meaning = (
+        "notAllowed, constrained or allowed: training, by the content credentials of the file; null: not said"
+    )
+
+    def measure(self, image: ImageContent) -> str | None:
+        data = bytes(image.data)
+        if not any(word in data for word in _CREDENTIALS):
+            return None
+        import c2pa
+
+        off = c2pa.Settings.from_dict({"verify": dict.fromkeys(_OFFLINE, False)})
+        try:
+            with (
+                c2pa.Context(settings=off) as context,
+                c2pa.Reader(f"image/{image.info.format}", io.BytesIO(data), context=context) as reader,
+            ):
+                store = json.loads(reader.json())
+        except (c2pa.C2paError, ValueError):  # none, or damaged ones
+            return None
+        active = store["manifests"].pop(store["active_manifest"], {})
+        uses = {*_uses(active), *filter(_USES[-1].__ne__, chain(*map(_uses, store["manifests"].values())))}
+        found = next((use for use in _USES if use in uses), None)
+        return None if found == _USES[-1] and store.get("validation_state") == "Invalid" else found
+
+
+def _uses(manifest: dict[str, Any]) -> Iterator[str]:
+    for assertion in manifest.get("assertions", ()):
+        if assertion["label"].partition("__")[0].endswith(".training-mining"):
+            entries = assertion["data"].get("entries", {}).items()
+            yield from (entry["use"] for name, entry in entries if not name.endswith(".ai_inference"))
 
 
 LANGUAGE_CHARACTERS = 2048
@@ -463,6 +517,7 @@ IMAGE_MEASURES: tuple[ImageMeasure, ...] = (
     QrArea(),
     Entropy(),
     Sha256(),
+    C2paTraining(),
     PerceptualHash(),
     PerceptualQuality(),
     ClipSimilarity(),

@@ -327,6 +327,7 @@ def unreadable_image(error: Exception) -> Fault:
 _EXTRAS = {
     "adlfs": ("Azure Blob Storage", "adlfs", "azure"),
     "apprise": ("Sending alerts", "apprise", "dagster"),
+    "c2pa": ("Reading content credentials", "c2pa-python", "c2pa"),
     "cv2": ("A score of pixels", "opencv-python-headless", "scores"),
     "dagster": ("The graph", "dagster", "dagster"),
     "duckdb": ("A condition over scores", "duckdb", "scores"),

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting import BY_ASSET, CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, ShardRecord
 from mm_assets.accounting.accounts import Ledger
+from mm_assets.filters.condition import HOST
 from mm_assets.filters.duplicates import DEDUP
 from mm_assets.filters.measure import is_measured
 from mm_assets.formats.names import partition_filename
@@ -133,7 +134,6 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Names of metadata columns; the first that there is counts, in any case, and with ``-`` for ``_``."""
 
-_HOST: Final = r"(?i)^(?:https?|ftp)://(?:[^/?#@]*@)?(?:www\.)?(?P<host>[^/:?#\s]+)"
 _SCHEME: Final = r"(?i)^\s*(?:[a-z][a-z0-9+-]*:|[a-z][a-z0-9+.-]*://)"  # no dot: that is a host with a port
 MOST_PICKS: Final = 8  # of a filter
 MOST_FAULTS: Final = 3  # messages of a kind
@@ -422,7 +422,7 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _hosts(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return hosts of URLs; of URLs that have none, as ``javascript:`` and files, null. Names stay."""
-    hosts = pc.struct_field(pc.extract_regex(texts, _HOST), "host")
+    hosts = pc.struct_field(pc.extract_regex(texts, HOST), "host")
     names = pc.if_else(pc.match_substring_regex(texts, _SCHEME), None, texts)
     return pc.utf8_lower(pc.coalesce(hosts, names))
 

@@ -52,6 +52,26 @@ def test_conditions(condition: str, columns: tuple[str, ...], holds: list[bool])
     assert evaluate(condition, SCORES) == holds
 
 
+def test_domains() -> None:
+    """As the report lists them."""
+    urls = {
+        "https://www.Example.com/a?b": "example.com",
+        "HTTP://user:secret@e.org:80#x": "e.org",
+        "ftp://mirror.e.org": "mirror.e.org",
+        "e.org/x": None,
+        "s3://bucket/key": None,
+        "javascript:alert(1)": None,
+        "": None,
+    }
+    table = pa.table({"url": [*urls, None]})
+    for domain in ("example.com", "e.org", "mirror.e.org"):
+        holds = [found == domain for found in (*urls.values(), None)]
+        assert evaluate(f"domain(url) = '{domain}'", table) == holds
+    assert evaluate("domain(url) is null", table) == [found is None for found in (*urls.values(), None)]
+    assert evaluate("domain(URL) not in ('e.org')", table) == [True, False, True] + [False] * 5
+    assert paths_in("Domain(page.url) like '%.org'") == [("page", "url")]
+
+
 @pytest.mark.parametrize(
     ("condition", "line"),
     [

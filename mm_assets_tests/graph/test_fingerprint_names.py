@@ -22,7 +22,7 @@ from mm_assets.filters import (
 from mm_assets.graph import digest, fingerprint_name, io_manager
 
 FILTERS_AND_MEASURES = """
-AspectRatioFilter ByteSizeFilter CharacterRepetition ClipEmbedding ClipNetwork ClipSimilarity
+AspectRatioFilter ByteSizeFilter C2paTraining CharacterRepetition ClipEmbedding ClipNetwork ClipSimilarity
 ClipSimilarityFilter CommonWords ContaminatedImages ContaminatedTexts DropIds DuplicateDocuments
 DuplicateImages Entropy EntropyFilter FilterChain FlaggedWords ImageCondition ImageCountFilter
 ImageSizeFilter ImagesPerWordFilter KeepIds Language LanguageFilter LanguageProbability LetteredWords
