@@ -246,6 +246,12 @@ def report_arguments(commands: Any) -> None:
         metavar="FILE",
         help="default: report/index.html of MM_STORAGE; - is stdout",
     )
+    parser.add_argument(
+        "--summary",
+        choices=("eu",),
+        help="instead, as Markdown, the figures that the EU asks for of training data (AI Act, article 53); "
+        "default output: stdout",
+    )
     add_storage_flag(parser)
     parser.set_defaults(run=run_report)
 
@@ -257,8 +263,8 @@ def run_report(options: argparse.Namespace) -> int:
         ValueError: nothing is recorded there, or a file is damaged; in one line.
     """
     from mm_assets.storage.files import join
-    from mm_assets.view.report import REPORT, gather
-    from mm_assets.view.report_page import PAGE, report_page, summary
+    from mm_assets.view.report import REPORT, gather, gather_sources, summary
+    from mm_assets.view.report_page import PAGE, eu_summary, report_page
 
     if options.output:
         refuse_other_than_file(options.output)
@@ -266,9 +272,12 @@ def run_report(options: argparse.Namespace) -> int:
     refuse_other_folder(root)
     with shard_progress() as progress:
         report = gather(root, progress)
-        page = report_page(report)
-    write_page(options.output or join(root, REPORT, PAGE), page)
-    if options.output != "-":
+        if options.summary:
+            page = eu_summary(report, gather_sources(root, progress))
+        else:
+            page = report_page(report)
+    write_page(options.output or ("-" if options.summary else join(root, REPORT, PAGE)), page)
+    if options.output != "-" and not options.summary:
         print(summary(report))
     return fail_each([printable(line) for line in report.notes])
 

@@ -7,11 +7,14 @@ of the few `Pick`s that it shows. Beside sums of the shards there are:
   stage add up (`Stage.unaccounted`).
 * `Copies`: groups of samples and images that are equal.
 * `Cloud`: stored embeddings of some images, in the two directions in which they differ most.
+
+`gather_sources` tells where the data are from, for a summary.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,29 +28,45 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.accounting import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, REFERRED, statistics_folder
-from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
 from mm_assets.accounting.proof import ProofStore
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.duplicates import SCHEMA as VERDICTS
 from mm_assets.filters.duplicates import VerdictIndex, verdicts_uri
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
+from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader
+from mm_assets.formats.partitions import Partition
+from mm_assets.model.json_codec import to_json_text
 from mm_assets.model.schema import schema_from_text, unify_schemas
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
+from mm_assets.storage.stamps import files_in
 from mm_assets.view.overview import evenly_spread
+from mm_assets.view.preview_page import counted_in_thousands
 from mm_assets.view.preview_scores import IMAGES, SAMPLES, Numbers
 from mm_assets.view.preview_study import Pick
+from mm_assets.view.sample import byte_size
 from mm_assets.view.shard_report import (
+    DOMAINS,
+    FETCHED,
+    LABELS,
+    LONGEST_LABEL,
     MOST_FAULTS,
     MOST_PICKS,
+    OPT_OUTS,
     Amounts,
     Labels,
     Records,
     ShardReport,
+    Sources,
     Spread,
+    as_text,
+    hosts_of,
     is_current,
+    plain_name,
     shard_report,
+    text_column,
 )
 
 REPORT: Final = "report"
@@ -443,3 +462,130 @@ def _cloud(root: str, ledger: Ledger, keys: Sequence[str]) -> Cloud | None:
 def top(labels: Iterable[str], counts: Mapping[str, int], most: int) -> list[str]:
     """Return the labels with the largest counts, the largest first."""
     return sorted(labels, key=lambda label: (-counts[label], label))[:most]
+
+
+_MONTH: Final = r"^(?P<year>(?:19|20)\d\d)-?(?P<month>0[1-9]|1[0-2])"
+
+
+def _sources_of(uri: str, scores_uri: str | None) -> Sources:
+    """Return where the rows of a Parquet file of ours are from; no image is read.
+
+    Args:
+        uri: the file.
+        scores_uri: the scores of its images; None if there are none of these very rows.
+    """
+    partition, reader = Partition(uri, (uri,)), InterleavedParquetReader(())
+    schema = reader.open(partition).schema
+    domain, fetched = (text_column(schema, names) for names in (LABELS[DOMAINS], FETCHED))
+    opt_outs = [name for name in schema.names if plain_name(name) in OPT_OUTS]
+    sizes = None if scores_uri is None else read_small_table(scores_uri, _IMAGE_SIZE)
+    columns = {what: {name} for what, name in ((DOMAINS, domain), ("fetched", fetched)) if name is not None}
+    found = Sources(columns=columns, opt_outs={name: Counter() for name in opt_outs})
+    names = ["sample_id", "position", "modality", "text_content", domain, fetched, *opt_outs]
+    _, tables = reader.project(partition, list(dict.fromkeys(filter(None, names))))
+    for table in tables:
+        found.merge(_sources_in(table, domain, fetched, opt_outs, sizes))
+    return found
+
+
+_ERASURES: Final = "erasures"  # folder of the ledger
+_IMAGE_SIZE: Final = ["sample_id", "position", "byte_size"]
+_AMOUNTS: Final = pa.schema([("sample_id", pa.string()), ("nbytes", pa.int64())])
+
+
+def _sources_in(
+    table: pa.Table, domain: str | None, fetched: str | None, opt_outs: Sequence[str], sizes: pa.Table | None
+) -> Sources:
+    part = Sources(opt_outs={name: Counter() for name in opt_outs})
+    texts = table["text_content"].filter(pc.equal(table["modality"], "text"))
+    words = pc.list_value_length(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.drop_null())))
+    part.words = (pc.sum(words).as_py() or 0) - (
+        pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "")).as_py() or 0
+    )
+    nbytes = pc.fill_null(pc.binary_length(table["text_content"].cast(pa.large_string())), 0)
+    amounts = [pa.table([table["sample_id"], nbytes], _AMOUNTS)]
+    images = table.filter(pc.equal(table["modality"], "image")).select(["sample_id", "position"])
+    if sizes is None:
+        part.unsized = images.num_rows
+    elif images.num_rows:
+        sized = images.join(sizes, ["sample_id", "position"], join_type="left outer")
+        part.unsized = sized["byte_size"].null_count
+        of_images = pc.fill_null(sized["byte_size"].cast(pa.int64()), 0)
+        amounts.append(pa.table([sized["sample_id"], of_images], _AMOUNTS))
+    documents = table.filter(pc.equal(table["position"], -1))
+    hosts = (
+        pa.nulls(documents.num_rows, pa.string()) if domain is None else hosts_of(as_text(documents[domain]))
+    )
+    labelled = pa.table({"sample_id": documents["sample_id"], "domain": pc.fill_null(hosts, "")})
+    sums = pa.concat_tables(amounts).group_by("sample_id").aggregate([("nbytes", "sum")])
+    joined = sums.join(labelled, "sample_id", join_type="left outer")
+    groups = joined.group_by("domain").aggregate([("nbytes_sum", "sum"), ("sample_id", "count")])
+    for group in groups.to_pylist():
+        part.nbytes[group["domain"] or ""] += group["nbytes_sum_sum"]
+        part.documents[group["domain"] or ""] += group["sample_id_count"]
+    if fetched is not None:
+        dates = pc.extract_regex(as_text(documents[fetched]), _MONTH)
+        year, month = (pc.struct_field(dates, name) for name in ("year", "month"))
+        ends = pc.min_max(pc.binary_join_element_wise(year, month, "-")).as_py()
+        part.months = None if ends["min"] is None else (ends["min"], ends["max"])
+    for name in opt_outs:
+        column = table.schema.field(name)
+        values = documents[name] if pa.types.is_string(column.type) else to_json_text(documents[name], column)
+        for entry in pc.value_counts(values.drop_null()).to_pylist():
+            part.opt_outs[name][entry["values"][:LONGEST_LABEL]] += entry["counts"]
+    return part
+
+
+def gather_sources(root: str, progress: Callable[[int, int], None] = lambda done, of: None) -> Sources:
+    """Return where the data below a storage root are from: what the filters keep, else all curated rows."""
+    ledger = Ledger(root)
+    records = {
+        asset: ledger.records(asset, ledger.named(asset)) for asset in (CURATED.asset, FILTERED.asset, IMAGES)
+    }
+    output = FILTERED if records[FILTERED.asset] else CURATED
+    keys = sorted(records[output.asset])
+    found = Sources(output.asset)
+    found.erasures = len(files_in(join(root, LEDGER_FOLDER, _ERASURES), suffix=".json"))
+
+    def of_shard(key: str) -> Sources:
+        name = f"{partition_filename(key)}.parquet"
+        has_scores = is_current(records, IMAGES, key)
+        scores = join(root, DERIVED_FOLDERS[IMAGES], name) if has_scores else None
+        return _sources_of(join(root, output.folder, name), scores)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for done, (key, part) in enumerate(zip(keys, pool.map(of_shard, keys), strict=True), start=1):
+            found.merge(part)
+            folder = posixpath.dirname(key)
+            written = Amounts.written(records[output.asset][key])
+            found.sets[folder] = found.sets.get(folder, NOTHING) + written
+            progress(done, len(keys))
+    return found
+
+
+def summary(report: Report) -> str:
+    """Return the figures in two sentences."""
+    curated = report.stages[CURATED.asset]
+    filtered = report.stages.get(FILTERED.asset)
+    shards = counted_in_thousands(report.raw_shards, "raw shard")
+    lost = sum(curated.lost.values(), NOTHING).items
+    quarantined = f"{counted_in_thousands(lost, 'item')} in quarantine{unknown_items(report)}"
+    words = f"{in_words(curated.written)} from {shards}, {quarantined}."
+    if filtered is not None:
+        words += f" The filters keep {in_words(filtered.written)}."
+    return words
+
+
+def unknown_items(report: Report) -> str:
+    """Return what no figure can count, as the end of a sentence."""
+    if not report.damaged_shards:
+        return ""
+    return f", and an unknown number behind damage in {counted_in_thousands(report.damaged_shards, 'shard')}"
+
+
+def in_words(amounts: Amounts) -> str:
+    samples, texts, images = (
+        counted_in_thousands(number, one)
+        for number, one in ((amounts.samples, "sample"), (amounts.texts, "text"), (amounts.images, "image"))
+    )
+    return f"{samples} with {texts} and {images} of {byte_size(amounts.nbytes)}"

@@ -1,11 +1,13 @@
 """The report on a data set as one HTML page, and its figures for the card of a published data set.
 
 `report_page` makes the page: one file without scripts, which loads nothing. `card` is the same in short, as
-Markdown. Neither has a path of this machine in it, nor a secret.
+Markdown; `eu_summary` has the figures that the EU asks for. None has a path of this machine in it, nor a
+secret.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -23,9 +25,31 @@ from mm_assets.view import note, page
 from mm_assets.view.overview import DROPPED, KEPT
 from mm_assets.view.preview_page import SHEET_STYLE, counted_in_thousands, figure, figures, spread_svg
 from mm_assets.view.preview_study import contents_of
-from mm_assets.view.report import NOTHING, RAW, REPORT, Cloud, Report, Stage, gather, top
+from mm_assets.view.report import (
+    NOTHING,
+    RAW,
+    REPORT,
+    Cloud,
+    Report,
+    Stage,
+    gather,
+    in_words,
+    summary,
+    top,
+    unknown_items,
+)
 from mm_assets.view.sample import byte_size, cut
-from mm_assets.view.shard_report import LABELS, LICENCES, Amounts, Labels
+from mm_assets.view.shard_report import (
+    DOMAINS,
+    LABELS,
+    LANGUAGES,
+    LICENCES,
+    OPT_OUTS,
+    Amounts,
+    Labels,
+    Sources,
+    plain_name,
+)
 
 _STYLE: Final = (
     SHEET_STYLE
@@ -113,34 +137,6 @@ def page_entry(root: str, shards: int) -> dict[str, Any]:
     return {"page": {"path": page} if isinstance(page, str) else page.message}
 
 
-def summary(report: Report) -> str:
-    """Return the figures in two sentences."""
-    curated = report.stages[CURATED.asset]
-    filtered = report.stages.get(FILTERED.asset)
-    shards = counted_in_thousands(report.raw_shards, "raw shard")
-    lost = sum(curated.lost.values(), NOTHING).items
-    quarantined = f"{counted_in_thousands(lost, 'item')} in quarantine{_unknown(report)}"
-    words = f"{_in_words(curated.written)} from {shards}, {quarantined}."
-    if filtered is not None:
-        words += f" The filters keep {_in_words(filtered.written)}."
-    return words
-
-
-def _unknown(report: Report) -> str:
-    """Return what no figure can count, as the end of a sentence."""
-    if not report.damaged_shards:
-        return ""
-    return f", and an unknown number behind damage in {counted_in_thousands(report.damaged_shards, 'shard')}"
-
-
-def _in_words(amounts: Amounts) -> str:
-    samples, texts, images = (
-        counted_in_thousands(number, one)
-        for number, one in ((amounts.samples, "sample"), (amounts.texts, "text"), (amounts.images, "image"))
-    )
-    return f"{samples} with {texts} and {images} of {byte_size(amounts.nbytes)}"
-
-
 _AMOUNTS: Final = ("samples", "texts", "images", "bytes of images", "items")
 
 
@@ -182,7 +178,7 @@ def _funnel(report: Report) -> Iterator[str]:
     wrong = [stage for stage in report.stages.values() if stage.unaccounted != NOTHING]
     if not wrong:
         said = "It adds up, by the account of each shard: what went in came out, or was taken out"
-        yield note(f"{said}{_unknown(report)}")
+        yield note(f"{said}{unknown_items(report)}")
     for stage in wrong:
         cells = zip(_AMOUNTS, _cells(stage.unaccounted), strict=True)
         missing = ", ".join(f"{cell} {name}" for name, cell in cells if cell not in ("0", byte_size(0)))
@@ -396,6 +392,127 @@ def card(report: Report, outputs: Sequence[str]) -> str:
     if LICENCES not in report.labels:
         lines += ["No metadata column states a licence.", ""]
     return "\n".join(lines)
+
+
+_UNKNOWN: Final = "not recorded"
+_RANGES: Final = {
+    "words": ("1 billion", 10**9, "10 trillion", 10**13),
+    "images": ("1 million", 10**6, "1 billion", 10**9),
+}
+
+
+def eu_summary(report: Report, sources: Sources) -> str:
+    """Return figures for the public summary of training content, as Markdown.
+
+    Article 53(1)(d) of Regulation (EU) 2024/1689 asks for it. Chapters, and ranges of sizes, are those of the
+    template of July 2025. What is not recorded is named as such.
+    """
+    written, lost = report.stages[sources.asset].written, report.stages[CURATED.asset].lost
+    erased, listed = (lost.get(("quarantined", kind), NOTHING) for kind in ("erased", "listed_hash"))
+    domains = sources.domains
+    shown = [*top(domains, domains, -(-len(domains) // 10)), ""]
+    rows = [(of or "(none)", f"{sources.nbytes[of]:,}", f"{sources.documents[of]:,}") for of in shown]
+    amounts = [f"the largest 10 % of {len(domains):,} by bytes of texts and images" if domains else ""]
+    amounts += [f"without {sources.unsized:,} images of unknown size"] if domains and sources.unsized else []
+    amounts += ["without small domains"] if sources.is_cut else []
+    chapters = {
+        "1.1, 1.2 Provider and model": [_point("all")],
+        "1.3 Modalities and size": [
+            *_modalities(written, sources),
+            _point("latest collection", sources.period[-1:], sources.columns.get("fetched", ())),
+            _labelled(report, LANGUAGES),
+            _point("continuous training on new data"),
+        ],
+        "2.1, 2.2 Data sets": [
+            *_folders(sources),
+            _labelled(report, LICENCES),
+            _point("which are public, licensed, or private"),
+        ],
+        "2.3 Crawled data": [
+            _point("crawlers"),
+            _point("period", [" to ".join(sources.period)], sources.columns.get("fetched", ())),
+            _point("domains", amounts, sources.columns.get(DOMAINS, ())),
+            "",
+            *_markdown(("domain", "bytes", "samples"), rows),
+        ],
+        "2.4, 2.5, 2.6 User data, synthetic data, other sources": [_point("all")],
+        "3.1 Reservation of rights": [
+            _point("opt-outs that crawlers respect"),
+            _point("requests to erase", [f"{sources.erasures:,}", f"{erased.items:,} items kept out"]),
+            *_opt_outs(report, sources),
+        ],
+        "3.2 Illegal content": [
+            _point("images kept out by hash lists", [f"{listed.images:,}"]),
+            _point("other measures"),
+        ],
+    }
+    lines = [
+        "# Public summary of training content",
+        "Figures for Article 53(1)(d) of Regulation (EU) 2024/1689, by the chapters of its template.",
+        f"Of {sources.asset}: {in_words(written)}; {report.made:%Y-%m-%d}, mm-assets {__version__}.",
+    ]
+    if report.scored_shards < (shards := report.stages[CURATED.asset].shards):
+        lines.append(f"Languages and licences are those of {report.scored_shards:,} of {shards:,} shards.")
+    for title, found in chapters.items():
+        lines += ["", f"## {title}", "", *found]
+    return "\n".join(lines) + "\n"
+
+
+def _point(what: str, words: Iterable[str] = (), columns: Iterable[str] = ()) -> str:
+    """Return one fact, with the columns that it is from."""
+    by = ", ".join(map(_escaped, sorted(columns)))
+    return f"- {what}: {', '.join(filter(None, words)) or _UNKNOWN}{f' (by {by})' if by else ''}"
+
+
+def _modalities(written: Amounts, sources: Sources) -> list[str]:
+    words = f"{sources.words:,} words; tokens: {_UNKNOWN}"
+    images = f"{written.images:,} images of {byte_size(written.nbytes)}"
+    rows = [
+        ("text", words, _range(sources.words, "words"), _UNKNOWN),
+        ("image", images, _range(written.images, "images"), _UNKNOWN),
+        ("audio, video", "none", "none", ""),
+    ]
+    return _markdown(("modality", "size", "range", "types of content"), rows)
+
+
+def _range(number: int, unit: str) -> str:
+    low, least, high, most = _RANGES[unit]
+    words = f"{low} to {high}" if number >= least else f"less than {low}"
+    return f"{f'more than {high}' if number > most else words} {unit}"
+
+
+def _labelled(report: Report, what: str) -> str:
+    labels = report.labels.get(what, Labels())
+    return _point(what, _by_number(labels.kept) if labels.columns else (), labels.columns)
+
+
+def _by_number(counts: Mapping[str, int]) -> list[str]:
+    shown = [f"{_escaped(name)} {counts[name]:,}" for name in top(counts, counts, _MOST_LABELS)]
+    return shown if len(shown) == len(counts) else [*shown, f"{len(counts) - len(shown):,} others"]
+
+
+def _folders(sources: Sources) -> list[str]:
+    every = max(sum(part.samples for part in sources.sets.values()), 1)
+    ranked = sorted(sources.sets.items(), key=lambda entry: (-entry[1].samples, entry[0]))
+    rows = [(name or "(none)", *_cells(of), f"{of.samples / every:.1%}") for name, of in ranked]
+    return _markdown(("folder of raw shards", *_AMOUNTS, "share of samples"), rows)
+
+
+def _opt_outs(report: Report, sources: Sources) -> Iterator[str]:
+    """Yield filters that look at what rightsholders reserve, and what the rows that are left say."""
+    settings = map(json.loads, report.settings.get(FILTERED.asset, ()))
+    steps = {(kind, json.dumps(step)) for each in settings for kind, step in each["steps"].items()}
+    names = (*OPT_OUTS, "c2pa_training")
+    looking = sorted((kind, step) for kind, step in steps if any(name in plain_name(step) for name in names))
+    for kind, step in looking:
+        dropped = report.stages[FILTERED.asset].lost.get(("filtered", kind), NOTHING).items
+        condition = json.loads(step).get("condition", step)
+        yield _point(f"dropped by {_escaped(kind)}", [f"{dropped:,} items: {_escaped(_public(condition))}"])
+    yield from [] if looking else [_point("filters by opt-outs", ["none"])]
+    left = "opt-outs of the samples that are left"
+    yield from [] if sources.opt_outs else [_point(left)]
+    for name, counts in sources.opt_outs.items():
+        yield _point(left, _by_number(counts) or ["none"], [name])
 
 
 _PARQUET_CARD: Final = """---

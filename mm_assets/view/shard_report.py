@@ -4,6 +4,7 @@
 * `Amounts`: numbers of items, and bytes of images.
 * `Spread`: the values of a score, in bins of 1.6 % whatever their range.
 * `Labels`: texts that samples have, such as their languages, by the columns in `LABELS`.
+* `Sources`: where samples are from, by what their metadata columns say.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -126,6 +127,67 @@ class Labels:
         return self.kept + self.dropped
 
 
+_MOST_DOMAINS: Final = 500_000
+
+
+@dataclass
+class Sources:
+    """Where the rows of an output are from, by what its metadata columns say.
+
+    Attributes:
+        asset: the output.
+        sets: how much there is of each folder of raw shards.
+        erasures: requests to erase something that are on record.
+        columns: by what they say: ``domains`` or ``fetched``.
+        words: words of the texts, between white space.
+        nbytes: bytes of texts in UTF-8 and of images, by domain; those of samples without one under "".
+        documents: samples, likewise.
+        months: the first and the last month of collection, as ``2024-05``.
+        opt_outs: samples by value, by the column that has it; only values other than null.
+        unsized: images whose bytes are not counted, as no score says how many these are.
+        is_cut: whether small domains were left out, as there were too many.
+    """
+
+    asset: str = ""
+    sets: dict[str, Amounts] = field(default_factory=dict)
+    erasures: int = 0
+    columns: dict[str, set[str]] = field(default_factory=dict)
+    words: int = 0
+    nbytes: Counter[str] = field(default_factory=Counter)
+    documents: Counter[str] = field(default_factory=Counter)
+    months: tuple[str, str] | None = None
+    opt_outs: dict[str, Counter[str]] = field(default_factory=dict)
+    unsized: int = 0
+    is_cut: bool = False
+
+    @property
+    def domains(self) -> dict[str, int]:
+        """Bytes by domain."""
+        return {name: nbytes for name, nbytes in self.nbytes.items() if name}
+
+    @property
+    def period(self) -> list[str]:
+        """The first and the last month of collection, as ``05/2024``; empty if not known."""
+        return [f"{month[5:]}/{month[:4]}" for month in self.months or ()]
+
+    def merge(self, other: Sources) -> None:
+        """Add those of other shards."""
+        for what, names in other.columns.items():
+            self.columns.setdefault(what, set()).update(names)
+        self.words += other.words
+        self.unsized += other.unsized
+        for name, values in other.opt_outs.items():
+            self.opt_outs.setdefault(name, Counter()).update(values)
+        ends = [*(self.months or ()), *(other.months or ())]
+        self.months = (min(ends), max(ends)) if ends else None
+        self.documents.update(other.documents)
+        self.nbytes.update(other.nbytes)
+        if len(self.nbytes) > 2 * _MOST_DOMAINS:
+            self.is_cut = True
+            for domain, _ in self.nbytes.most_common()[_MOST_DOMAINS:]:
+                del self.nbytes[domain], self.documents[domain]
+
+
 LANGUAGES, DOMAINS, LICENCES = "languages", "domains", "licences"
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     LANGUAGES: ("language", "lang", "language_id", "language_id_whole_page_fasttext"),
@@ -133,6 +195,18 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     LICENCES: ("license", "licence", "licenses", "licences", "license_type", "license_url", "cc_license"),
 }
 """Names of metadata columns; the first that there is counts, in any case, and with ``-`` for ``_``."""
+
+FETCHED: Final = (
+    *("crawl_date", "crawled_at", "crawl_timestamp", "fetch_date", "fetch_time", "fetched_at"),
+    *("download_date", "downloaded_at", "date_download", "warc_date"),
+)
+"""Names of columns with the time at which a document was collected; not those of its publication."""
+
+OPT_OUTS: Final = (
+    *("x_robots_tag", "robots_tag", "robots", "robots_meta", "robots_txt", "ai_txt", "noai", "noimageai"),
+    *("tdm_reservation", "tdm_policy", "tdmrep", "opt_out", "opted_out"),
+)
+"""Names of columns with what rightsholders reserve."""
 
 _SCHEME: Final = r"(?i)^\s*(?:[a-z][a-z0-9+-]*:|[a-z][a-z0-9+.-]*://)"  # no dot: that is a host with a port
 MOST_PICKS: Final = 8  # of a filter
@@ -388,13 +462,7 @@ def _count_labels(part: ShardReport, uri: str, gone: pa.Array) -> None:
     partition = Partition(uri, (uri,))
     reader = InterleavedParquetReader(())
     schema = reader.open(partition).schema
-    spelled = {name.lower().replace("-", "_"): name for name in schema.names}
-    wanted = {
-        what: spelled[found]
-        for what in missing
-        if (found := next((name for name in LABELS[what] if name in spelled), None))
-        and _is_text(schema.field(spelled[found]).type)
-    }
+    wanted = {what: name for what in missing if (name := text_column(schema, LABELS[what])) is not None}
     names = ["sample_id", "position", *dict.fromkeys(wanted.values())]
     _, tables = reader.project(partition, names)
     for table in tables:
@@ -402,10 +470,23 @@ def _count_labels(part: ShardReport, uri: str, gone: pa.Array) -> None:
         is_gone = pc.is_in(rows["sample_id"], gone).to_numpy(zero_copy_only=False)
         for what, name in wanted.items():
             labels = part.labels.setdefault(what, Labels({name}))
-            _count_texts(labels, _TO_LABELS[what](_as_text(rows[name])), is_gone)
+            _count_texts(labels, _TO_LABELS[what](as_text(rows[name])), is_gone)
         for what in set(missing).difference(wanted):  # other shards may have such a column
             labels = part.labels.setdefault(what, Labels())
             _count_texts(labels, pa.chunked_array([pa.nulls(rows.num_rows, pa.string())]), is_gone)
+
+
+def plain_name(name: str) -> str:
+    """Return the name that a column is recognised by."""
+    return name.lower().replace("-", "_")
+
+
+def text_column(schema: pa.Schema, names: Sequence[str]) -> str | None:
+    """Return the column with the first of some names that any has; None unless it has texts, or times."""
+    spelled = {plain_name(name): name for name in schema.names}
+    found = next((spelled[name] for name in names if name in spelled), None)
+    kind = pa.null() if found is None else schema.field(found).type
+    return found if _is_text(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind) else None
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -413,14 +494,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(stored) or pa.types.is_large_string(stored))
 
 
-def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if isinstance(column.type, pa.BaseExtensionType):
         chunks = [chunk.storage for chunk in column.chunks]
         column = pa.chunked_array(chunks, column.type.storage_type)
     return column.cast(pa.string())
 
 
-def _hosts(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def hosts_of(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return hosts of URLs; of URLs that have none, as ``javascript:`` and files, null. Names stay."""
     hosts = pc.struct_field(pc.extract_regex(texts, HOST), "host")
     names = pc.if_else(pc.match_substring_regex(texts, _SCHEME), None, texts)
@@ -457,12 +538,12 @@ def _plain(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.utf8_trim_whitespace(texts)
 
 
-_TO_LABELS: Final = {LANGUAGES: _languages, DOMAINS: _hosts, LICENCES: _plain}
-_LONGEST_LABEL: Final = 100  # characters
+_TO_LABELS: Final = {LANGUAGES: _languages, DOMAINS: hosts_of, LICENCES: _plain}
+LONGEST_LABEL: Final = 100  # characters
 
 
 def _count_texts(labels: Labels, texts: pa.ChunkedArray, is_dropped: npt.NDArray[np.bool_]) -> None:
-    cut = pc.utf8_slice_codeunits(texts, 0, _LONGEST_LABEL)
+    cut = pc.utf8_slice_codeunits(texts, 0, LONGEST_LABEL)
     for side, chosen in ((labels.kept, ~is_dropped), (labels.dropped, is_dropped)):
         for entry in pc.value_counts(cut.filter(pa.array(chosen))).to_pylist():
             side["not stated" if entry["values"] is None else entry["values"]] += entry["counts"]

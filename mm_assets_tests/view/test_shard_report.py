@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from mm_assets.view import shard_report
 from mm_assets.view.preview_page import _short, spread_svg
-from mm_assets.view.report import RAW, Copies, Report, Stage, _add
-from mm_assets.view.report_page import _public, report_page, summary
+from mm_assets.view.report import RAW, Copies, Report, Stage, _add, summary
+from mm_assets.view.report_page import _public, report_page
 from mm_assets.view.shard_report import (
     _TO_LABELS,
     DOMAINS,
