@@ -230,19 +230,22 @@ class C2paTraining(ImageMeasure):
                 c2pa.Reader(f"image/{image.info.format}", io.BytesIO(data), context=context) as reader,
             ):
                 store = json.loads(reader.json())
-        except (c2pa.C2paError, ValueError):  # none, or damaged ones
+        except (c2pa.C2paError, ValueError, RecursionError):  # none, or damaged ones
             return None
-        active = store["manifests"].pop(store["active_manifest"], {})
+        active = store["manifests"].pop(store.get("active_manifest"), {})
         uses = {*_uses(active), *filter(_USES[-1].__ne__, chain(*map(_uses, store["manifests"].values())))}
         found = next((use for use in _USES if use in uses), None)
         return None if found == _USES[-1] and store.get("validation_state") == "Invalid" else found
 
 
 def _uses(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield the uses that a manifest states. Whoever signed it may have written anything into it."""
     for assertion in manifest.get("assertions", ()):
         if assertion["label"].partition("__")[0].endswith(".training-mining"):
-            entries = assertion["data"].get("entries", {}).items()
-            yield from (entry["use"] for name, entry in entries if not name.endswith(".ai_inference"))
+            entries = assertion["data"].get("entries") if isinstance(assertion["data"], dict) else None
+            for name, entry in entries.items() if isinstance(entries, dict) else ():
+                if isinstance(entry, dict) and not name.endswith(".ai_inference"):
+                    yield str(entry.get("use"))
 
 
 LANGUAGE_CHARACTERS = 2048

@@ -229,10 +229,12 @@ def digest_faults(table: pa.Table, mode: str | None = None) -> dict[int, Fault]:
         mode: see `declared_digests`.
     """
     fields = [name for name in _DECLARED if name in table.column_names]
-    if not fields or mode == "off" or all(table.column(name).null_count == table.num_rows for name in fields):
+    if mode == "off" or all(table.column(name).null_count == table.num_rows for name in fields):
         return {}
     sizes = [name for pair in _SIZES for name in pair if name in table.column_names]
     columns = ["sample_id", "modality", "source_ref", "materialize_error", *fields, *sizes]
+    if not set(columns) <= set(table.column_names):  # a strict schema has left one out
+        return {}
     values = [json_codec.encode(table.column(name), table.schema.field(name)) for name in columns]
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
     views, faults = _views(table, BLOBS), {}
@@ -248,20 +250,22 @@ def digest_faults(table: pa.Table, mode: str | None = None) -> dict[int, Fault]:
             view = views[number]
             if view is None or row["materialize_error"] is not None or _is_frame(row["source_ref"]):
                 continue
-            declared = declared_digests(_record_of(row, document, index, len(images), fields), mode)
+            declared = declared_digests(_record_of(row, document, index, len(images)), mode)
             if declared and (fault := digest_fault(view, declared)) is not None:
                 faults[number] = fault
     return faults
 
 
-def _record_of(
-    row: dict[str, Any], document: dict[str, Any], index: int, images: int, fields: Sequence[str]
-) -> dict[str, Any]:
+def _record_of(row: dict[str, Any], document: dict[str, Any], index: int, images: int) -> dict[str, Any]:
     """Return the fields about the image of a row; it has this index among the images of its sample."""
-    if images == 1 and all(row[name] is None for name in fields):
-        row = document
-    listed = {name: each for name in fields if isinstance(each := document.get(name), list)}
-    return {**row, **{name: each[index] for name, each in listed.items() if len(each) == images}}
+    found = {}
+    for name, value in row.items():
+        stated = document.get(name)
+        if isinstance(stated, list) and len(stated) == images:
+            found[name] = stated[index]
+        else:
+            found[name] = stated if value is None and images == 1 else value
+    return found
 
 
 def _is_frame(source_ref: str | None) -> bool:

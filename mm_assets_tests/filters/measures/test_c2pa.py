@@ -6,7 +6,7 @@ import io
 import json
 import random
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -78,6 +78,7 @@ def signed(
     kind: str = "image/jpeg",
     parent: bytes | None = None,
     url: str | None = None,
+    others: Sequence[dict[str, Any]] = (),
 ) -> bytes:
     """The picture with credentials.
 
@@ -85,6 +86,7 @@ def signed(
         entries: uses by name; None: they say nothing of training.
         parent: the file that it was made of.
         url: where the credentials lie, instead of in the file.
+        others: further assertions.
     """
     actions = [_CREATED] if parent is None else [{"action": "c2pa.opened"}]
     assertions: list[dict[str, Any]] = (
@@ -93,6 +95,7 @@ def signed(
     if entries is not None:
         data = {"entries": {name: {"use": use} for name, use in entries.items()}}
         assertions.append({"label": label, "data": data})
+    assertions += others
     manifest = {"claim_generator_info": [{"name": "tests"}], "format": kind, "assertions": assertions}
     builder = c2pa.Builder(json.dumps(manifest))
     if parent is not None:
@@ -134,6 +137,13 @@ def measured_of_jpeg(data: bytes) -> str | None:
 )
 def test_the_strictest_use_of_training_counts(entries: Entries | None, found: str | None) -> None:
     assert measured(signed(entries)) == found
+
+
+@pytest.mark.parametrize(
+    "data", [[], "no", 1, {"entries": []}, {"entries": {"a": 1, "b": {"use": [1]}, "c": {}}}]
+)
+def test_assertions_of_another_form_say_nothing(data: Any) -> None:
+    assert measured(signed(None, others=[{"label": "cawg.training-mining", "data": data}])) is None
 
 
 def test_the_earlier_name_of_the_assertion() -> None:
