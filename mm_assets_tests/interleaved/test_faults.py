@@ -24,6 +24,7 @@ from mm_assets.model.errors import (
     OVERSIZED_MEMBER,
     UNDECODABLE_IMAGE,
     Fault,
+    digest_mismatch,
     fault_of,
     lost_frame,
     missing_member,
@@ -280,6 +281,7 @@ MESSAGES = {
     "decompression_bomb": ["decompression bomb: 10 x 10 pixels"],
     "oversized_member": ["oversized member 'a.png': 9 bytes, at most 8"],
     "undecodable_image": ["unreadable image: cut", "failed to extract frame 0 from 'a.tiff': no TIFF"],
+    "digest_mismatch": [digest_mismatch("md5", "0a", "0b").message],
     "fetch_failed": ["theirs", "", "a.tar: range 1+2 is outside the file"],
 }
 

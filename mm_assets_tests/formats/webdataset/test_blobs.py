@@ -47,7 +47,7 @@ def test_values_lie_one_behind_the_other(
         ]
         rows = [Row(position, "image", content=content) for position, content in enumerate(contents)]
         rows.insert(2, Row(9, "image", binary=b"of the json"))
-        builder = BlobBuilder(descriptor, "x.tar")
+        builder = BlobBuilder(descriptor, "x.tar", {})
         values = builder.build(rows).to_pylist()
     finally:
         os.close(descriptor)
@@ -72,5 +72,5 @@ def test_values_lie_one_behind_the_other(
 
 
 def test_no_rows(tmp_path: Path) -> None:
-    assert BlobBuilder(-1, "x.tar").build([]).to_pylist() == []
-    assert BlobBuilder(-1, "x.tar").build([Row(0, "text")]).to_pylist() == [None]
+    assert BlobBuilder(-1, "x.tar", {}).build([]).to_pylist() == []
+    assert BlobBuilder(-1, "x.tar", {}).build([Row(0, "text")]).to_pylist() == [None]
