@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.accounting import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS, REFERRED, statistics_folder
-from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.erasures import ErasureStore
 from mm_assets.accounting.proof import ProofStore
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.duplicates import SCHEMA as VERDICTS
@@ -41,7 +42,6 @@ from mm_assets.model.json_codec import to_json_text
 from mm_assets.model.schema import schema_from_text, unify_schemas
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
-from mm_assets.storage.stamps import files_in
 from mm_assets.view.overview import evenly_spread
 from mm_assets.view.preview_page import counted_in_thousands
 from mm_assets.view.preview_scores import IMAGES, SAMPLES, Numbers
@@ -488,7 +488,6 @@ def _sources_of(uri: str, scores_uri: str | None) -> Sources:
     return found
 
 
-_ERASURES: Final = "erasures"  # folder of the ledger
 _IMAGE_SIZE: Final = ["sample_id", "position", "byte_size"]
 _AMOUNTS: Final = pa.schema([("sample_id", pa.string()), ("nbytes", pa.int64())])
 
@@ -545,7 +544,7 @@ def gather_sources(root: str, progress: Callable[[int, int], None] = lambda done
     output = FILTERED if records[FILTERED.asset] else CURATED
     keys = sorted(records[output.asset])
     found = Sources(output.asset)
-    found.erasures = len(files_in(join(root, LEDGER_FOLDER, _ERASURES), suffix=".json"))
+    found.erasures = len(ErasureStore(root).stamps())
 
     def of_shard(key: str) -> Sources:
         name = f"{partition_filename(key)}.parquet"

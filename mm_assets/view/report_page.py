@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mm_assets import __version__
 from mm_assets.accounting import BY_ASSET, CURATED, FILTERED, TARS
-from mm_assets.model.errors import counted
+from mm_assets.model.errors import ERASED, LISTED_HASH, counted
 from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
 from mm_assets.model.json_codec import is_json
@@ -408,7 +408,7 @@ def eu_summary(report: Report, sources: Sources) -> str:
     template of July 2025. What is not recorded is named as such.
     """
     written, lost = report.stages[sources.asset].written, report.stages[CURATED.asset].lost
-    erased, listed = (lost.get(("quarantined", kind), NOTHING) for kind in ("erased", "listed_hash"))
+    erased, listed = (lost.get(("quarantined", kind), NOTHING) for kind in (ERASED, LISTED_HASH))
     domains = sources.domains
     shown = [*top(domains, domains, -(-len(domains) // 10)), ""]
     rows = [(of or "(none)", f"{sources.nbytes[of]:,}", f"{sources.documents[of]:,}") for of in shown]
