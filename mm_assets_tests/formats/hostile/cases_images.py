@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
 from mm_assets_tests.formats.hostile.outcomes import JPG, PNG, Case, Frame, Sample, pictured
 from mm_assets_tests.formats.hostile.pictures import (
     big_tiff,
@@ -291,4 +293,17 @@ FRAMES = [
     ),
 ]
 
-CASES = [*NONE, *CUT, *UNOPENED, *BOMBS, *PRESERVED, *FRAMES]
+_OTHER = "0" * 64
+OTHERS = [
+    Case(
+        "image-with-another-digest-than-declared",
+        [
+            file("bad.json", {"texts": ["t", None], "images": [None, "bad.1.png"], "sha256": _OTHER}),
+            file("bad.1.png", PNG),
+        ],
+        [Sample(images={1: PNG}, extras={"sha256": _OTHER}, faults={1: "digest mismatch: its sha256 is "})],
+        columns={"sha256": pa.string()},
+    ),
+]
+
+CASES = [*NONE, *CUT, *UNOPENED, *BOMBS, *PRESERVED, *FRAMES, *OTHERS]
