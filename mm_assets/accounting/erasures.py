@@ -81,11 +81,13 @@ class Entry:
         kind: one of `KINDS`.
         value: hex digits: the SHA-256 of an id or a URL, or the hash of an image.
         radius: of a PDQ hash, the bits that may differ.
+        given: an id or a URL in plain, for what looks for it; never stored.
     """
 
     kind: str
     value: str
     radius: int = 0
+    given: str = field(default="", repr=False, compare=False)
 
     @classmethod
     def of(cls, kind: str, given: str, radius: int = DEFAULT_RADIUS) -> Entry:
@@ -104,7 +106,7 @@ class Entry:
             nbytes = len(given.encode("utf-8", "surrogatepass"))
             if not 0 < nbytes <= LONGEST_TEXT:
                 raise ValueError(f"{kind}: {given!r:.100} has {nbytes} bytes, not 1 to {LONGEST_TEXT}")
-            value = text_digest(given)
+            return cls(kind, text_digest(given), given=given)
         if kind != PDQ:
             return cls(kind, value)
         if not 0 <= radius <= MOST_RADIUS:
@@ -186,7 +188,9 @@ class ErasureStore(FolderFiles):
 
     def write(self, erasure: Erasure) -> None:
         """Write an erasure in one step. From then on its entries are denied."""
-        self._write(_named(erasure.id, _SUFFIX), seal({"format": _FORMAT, **asdict(erasure)}, indent=1))
+        stated = [{"kind": e.kind, "value": e.value, "radius": e.radius} for e in erasure.entries]
+        fields = {**asdict(erasure), "entries": stated}
+        self._write(_named(erasure.id, _SUFFIX), seal({"format": _FORMAT, **fields}, indent=1))
 
     def write_work(self, id_: str, work: bytes) -> None:
         """Keep what the scan of an erasure looks for until it is finished."""

@@ -3,6 +3,7 @@
 * `Needles` are windows of images and texts, URLs and sample ids, in each spelling that files give them.
 * `NeedleSearch` looks one word of eight bytes up for each few bytes of a file, in a table of all words that
   needles have at this distance. Its time depends on the bytes read, and hardly on the number of needles.
+* `Found` is what was found that needles are made of, `Scan` what a scan has found by them.
 """
 
 from __future__ import annotations
@@ -166,6 +167,82 @@ class Needles:
             return cls(tuple(needles), frozenset(fields["ids"]), dict(fields["omitted"]))
         except (LookupError, TypeError) as error:
             raise ValueError(f"no needles of an erasure: {error}") from error
+
+
+@dataclass(frozen=True)
+class FoundSample:
+    """A sample that is to be erased, or some of its items.
+
+    Attributes:
+        partition: its shard.
+        sample_id: its id.
+        items: position and modality of the items that are denied.
+        is_whole: whether it goes as a whole, with its id.
+        members: raw file and member of each of these items, as far as locators name them.
+    """
+
+    partition: str
+    sample_id: str
+    items: tuple[tuple[int | None, str | None], ...]
+    is_whole: bool
+    members: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is to be erased, and what it is found by."""
+
+    samples: tuple[FoundSample, ...]
+    needles: Needles
+
+    def rows(self) -> dict[str, int]:
+        """Return the number of denied items by partition."""
+        counts: Counter[str] = Counter()
+        for sample in self.samples:
+            counts[sample.partition] += len(sample.items)
+        return dict(sorted(counts.items()))
+
+
+class Occurrence(NamedTuple):
+    """Something that a file holds, by its kind.
+
+    ``inside`` names the part of the file: a column, a table, ``unpacked``, or its ``name``; it is empty for
+    the bytes of the file as they are.
+    """
+
+    path: str
+    inside: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a scan has read and found.
+
+    Attributes:
+        files: number of files.
+        nbytes: their bytes.
+        occurrences: how often each was found.
+        unread: files that could not be read, or not be unpacked, each with the reason.
+        looked_for: numbers of contents by kind.
+        omitted: numbers of contents that were not looked for, by kind and reason.
+    """
+
+    files: int
+    nbytes: int
+    occurrences: Mapping[Occurrence, int]
+    unread: Mapping[str, str] = field(default_factory=dict)
+    looked_for: Mapping[str, int] = field(default_factory=dict)
+    omitted: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all was read, and nothing found."""
+        return not self.occurrences and not self.unread
+
+    def paths(self) -> list[str]:
+        """Return the files in which something was found, sorted."""
+        return sorted({found.path for found in self.occurrences})
 
 
 class _Contents:

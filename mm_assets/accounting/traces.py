@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import chain
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -28,15 +29,16 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting import CURATED, DERIVED_FOLDERS, locator_columns
+from mm_assets.accounting import BY_ASSET, CURATED, DERIVED_FOLDERS, OUTPUTS, locator_columns
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.erasures import MD5, PDQ, SAMPLE_ID, SHA256, URL, Denial, DenyList, Entry
 from mm_assets.accounting.lookup import open_parquet
-from mm_assets.accounting.needles import Needles, NeedleSearch
+from mm_assets.accounting.needles import Found, FoundSample, Needles, NeedleSearch, Occurrence, Scan
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
+from mm_assets.formats.registry import reader_for
 from mm_assets.model.nested_types import is_text, take_rows
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.pool import MapsJobs, WorkerFailure
@@ -51,7 +53,7 @@ from mm_assets.storage.files import (
     open_binary,
     size_of,
 )
-from mm_assets.storage.stamps import parallel_map
+from mm_assets.storage.stamps import parallel_map, stat_outputs
 
 _HASHES = (SHA256, MD5, PDQ)
 _SCORES = "image_scores"
@@ -68,46 +70,13 @@ _ID_COLUMNS = ("sample_id", "values", "min", "max")
 
 
 @dataclass(frozen=True)
-class FoundSample:
-    """A sample that is to be erased, or some of its items.
-
-    Attributes:
-        partition: its shard.
-        sample_id: its id.
-        items: position and modality of the items that are denied.
-        is_whole: whether it goes as a whole, with its id.
-        members: raw file and member of each of these items, as far as locators name them.
-    """
-
-    partition: str
-    sample_id: str
-    items: tuple[tuple[int | None, str | None], ...]
-    is_whole: bool
-    members: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What is to be erased, and what it is found by."""
-
-    samples: tuple[FoundSample, ...]
-    needles: Needles
-
-    def rows(self) -> dict[str, int]:
-        """Return the number of denied items by partition."""
-        counts: Counter[str] = Counter()
-        for sample in self.samples:
-            counts[sample.partition] += len(sample.items)
-        return dict(sorted(counts.items()))
-
-
-@dataclass(frozen=True)
 class _ShardJob:
     root: str
     partition: str
     options: StorageOptions | None
     deny: DenyList = field(default_factory=DenyList)
     found: Found = field(default_factory=lambda: Found((), Needles()))
+    stale: frozenset[str] = frozenset()
 
     def entries(self, *kinds: str) -> dict[Entry, Denial]:
         """Return the entries of some kinds."""
@@ -118,16 +87,31 @@ class _ShardJob:
         return join(self.root, folder, f"{partition_filename(self.partition)}.parquet")
 
 
-def find(root: str, deny: DenyList, pool: MapsJobs, options: StorageOptions | None = None) -> Found:
+def find(
+    root: str,
+    deny: DenyList,
+    pool: MapsJobs,
+    options: StorageOptions | None = None,
+    stale: Mapping[str, frozenset[str]] | None = None,
+) -> Found:
     """Find the samples of a storage root that a deny list means.
 
-    Curated rows, quarantine, accounts and surveys are looked through: lost samples are found, too. Images are
-    read only where stored scores do not tell their hashes.
+    Curated rows, quarantine, accounts and surveys are looked through: lost samples are found, too. What is
+    made of the curated rows that are there has no others, and is not read; what is stale is. Images are read
+    only where stored scores do not tell their hashes. Earlier versions of the table are not looked through.
+
+    Args:
+        root: storage root.
+        deny: what is looked for.
+        pool: does the work.
+        options: for the file system.
+        stale: what `stale_outputs` returns; None: found here.
 
     Raises:
         OSError: a shard cannot be looked through; the message names it.
     """
-    each = _of_shards(pool, _find_in_shard, root, options, deny=deny)
+    stale = stale_outputs(root, options) if stale is None else stale
+    each = _of_shards(pool, _find_in_shard, root, options, stale, deny=deny)
     samples = [sample for found in each for sample in found.samples]
     samples.sort(key=lambda sample: (sample.partition, sample.sample_id))
     return Found(tuple(samples), Needles.joined(found.needles for found in each))
@@ -142,11 +126,46 @@ def without_shared(root: str, found: Found, pool: MapsJobs, options: StorageOpti
     return found.needles.without(shared, "in what stays, too")
 
 
+def stale_outputs(root: str, options: StorageOptions | None = None) -> dict[str, frozenset[str]]:
+    """Return the assets whose output of a shard may have rows that its curated output has not, by shard.
+
+    Every shard is named of which there is a survey or an account. That of a killed run may be an earlier one.
+    """
+    ledger = Ledger(root, options)
+    assets = (*BY_ASSET, *DERIVED_FOLDERS)
+    named = {name for asset in assets for name in ledger.named(asset)}
+    partitions = sorted({*SurveyStore(root, options).partitions(), *named})
+    records = {asset: ledger.records(asset, partitions) for asset in assets}
+    curated = records[CURATED.asset]
+    stats = stat_outputs(record.uri for record in curated.values() if record.uri)
+    sound = {key for key, record in curated.items() if not record.uri or stats[record.uri] == record.stat}
+
+    def is_made_of_curated(asset: str, partition: str) -> bool:
+        source = BY_ASSET[asset].source if asset in BY_ASSET else CURATED.asset
+        if source is None:
+            return partition in sound
+        record, of = records[asset].get(partition), records[source].get(partition)
+        made_of = {} if record is None else record.account.get("inputs", {})
+        return of is not None and made_of.get(source) == of.version and is_made_of_curated(source, partition)
+
+    return {
+        name: frozenset(asset for asset in assets if not is_made_of_curated(asset, name))
+        for name in partitions
+    }
+
+
 def _of_shards(
-    pool: MapsJobs, work: Callable[[_ShardJob], Any], root: str, options: StorageOptions | None, **given: Any
+    pool: MapsJobs,
+    work: Callable[[_ShardJob], Any],
+    root: str,
+    options: StorageOptions | None,
+    stale: Mapping[str, frozenset[str]] | None = None,
+    **given: Any,
 ) -> list[Any]:
-    partitions = {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
-    jobs = [_ShardJob(root, partition, options, **given) for partition in sorted(partitions)]
+    if stale is None:
+        stale = dict.fromkeys(Ledger(root, options).named(CURATED.asset), frozenset())
+        stale |= dict.fromkeys(SurveyStore(root, options).partitions(), frozenset())
+    jobs = [_ShardJob(root, name, options, stale=stale[name], **given) for name in sorted(stale)]
     results = []
     for job, result in pool.map(work, jobs):
         if isinstance(result, WorkerFailure):
@@ -158,7 +177,7 @@ def _of_shards(
 def _find_in_shard(job: _ShardJob) -> Found:
     denied: list[tuple[dict[str, Any], bool]] = []  # an item, and whether its sample goes as a whole
     needles: list[Needles] = []
-    for rows, is_whole in _denied_rows(job):
+    for rows, is_whole in chain(_denied_rows(job), _stale_rows(job)):
         needles.append(Needles.of(rows, is_whole=is_whole))
         for row in rows.select(_LOCATED).to_pylist():
             denied.append((row | locator_columns(row["source_ref"]), is_whole))
@@ -173,9 +192,19 @@ def _find_in_shard(job: _ShardJob) -> Found:
             needles.append(Needles.of_values([] if raw is None else [raw], ids))
             denied.append((row | {"source": row["source_uri"]}, is_whole))
     survey = SurveyStore(job.root, job.options).uri(job.partition)
-    of_document = {"position": METADATA_POSITION, "modality": "metadata"}
-    known = Ledger(job.root, job.options).items(CURATED.asset, job.partition).to_pylist()
-    known += [of_document | row for row in _rows(survey, ["sample_id", "source", "member"], job)]
+    of_document: dict[str, Any] = {
+        "position": METADATA_POSITION,
+        "modality": "metadata",
+        "source": None,
+        "member": None,
+    }
+    known = [of_document | row for row in _rows(survey, ["sample_id", "source", "member"], job)]
+    ledger = Ledger(job.root, job.options)
+    for asset in sorted(job.stale | {CURATED.asset} if job.entries(SAMPLE_ID) else ()):
+        known += ledger.items(asset, job.partition).to_pylist()
+        if asset in DERIVED_FOLDERS:
+            stale = _rows(job.parquet(DERIVED_FOLDERS[asset]), ["sample_id"], job)
+            known += [of_document | row for row in stale]
     for row in known:
         if row["sample_id"] is not None and job.deny.hides_sample(row["sample_id"]):
             needles.append(Needles.of_values([], [row["sample_id"]]))
@@ -214,12 +243,29 @@ def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
             table = file.read_row_group(group, use_threads=False)
             if has_likely:
                 denials = {**of_images.denials(table, (), job.options), **denials}
-            gone = {ids[row] for row, denial in denials.items() if denial.is_of_sample}
-            whole = [row for row, sample_id in enumerate(ids) if sample_id in gone]
-            single = [row for row in denials if ids[row] not in gone]
-            for rows, is_whole in ((whole, True), (sorted(single), False)):
-                if rows:
-                    yield take_rows(table, rows), is_whole
+            yield from rows_denied(table, denials)
+
+
+def _stale_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
+    """Yield denied rows of outputs that may have others than the curated one; the table is not read."""
+    for output in OUTPUTS:
+        place = output.place(job.root, job.partition)
+        is_read = output is not CURATED and not output.format.is_table and output.asset in job.stale
+        if is_read and exists(output.uri(job.root, job.partition), job.options):
+            reader = reader_for(output.kind, place, max_batch_bytes=_BATCH, storage_options=job.options)
+            for batch in reader:
+                yield from rows_denied(batch.data, job.deny.denials(batch.data, (), job.options))
+
+
+def rows_denied(table: pa.Table, denials: Mapping[int, Denial]) -> Iterator[tuple[pa.Table, bool]]:
+    """Yield the rows that denials are of, and whether they are whole samples."""
+    ids = table.column("sample_id").to_pylist() if denials else []
+    gone = {ids[row] for row, denial in denials.items() if denial.is_of_sample}
+    whole = [row for row, sample_id in enumerate(ids) if sample_id in gone]
+    single = [row for row in denials if ids[row] not in gone]
+    for rows, is_whole in ((whole, True), (sorted(single), False)):
+        if rows:
+            yield take_rows(table, rows), is_whole
 
 
 def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
@@ -275,48 +321,6 @@ def _shared_in_shard(job: _ShardJob) -> set[int]:
                 for chunk in (chunk for column in rest.columns for chunk in column.chunks):
                     shared.update(search.in_values(chunk))
     return shared
-
-
-class Occurrence(NamedTuple):
-    """Something that a file holds, by its kind.
-
-    ``inside`` names the part of the file: a column, a table, ``unpacked``, or its ``name``; it is empty for
-    the bytes of the file as they are.
-    """
-
-    path: str
-    inside: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Scan:
-    """What a scan has read and found.
-
-    Attributes:
-        files: number of files.
-        nbytes: their bytes.
-        occurrences: how often each was found.
-        unread: files that could not be read, or not be unpacked, each with the reason.
-        looked_for: numbers of contents by kind.
-        omitted: numbers of contents that were not looked for, by kind and reason.
-    """
-
-    files: int
-    nbytes: int
-    occurrences: Mapping[Occurrence, int]
-    unread: Mapping[str, str] = field(default_factory=dict)
-    looked_for: Mapping[str, int] = field(default_factory=dict)
-    omitted: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all was read, and nothing found."""
-        return not self.occurrences and not self.unread
-
-    def paths(self) -> list[str]:
-        """Return the files in which something was found, sorted."""
-        return sorted({found.path for found in self.occurrences})
 
 
 class _Part(NamedTuple):

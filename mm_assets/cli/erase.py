@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from mm_assets.cli import arguments
@@ -118,29 +118,45 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
         WorkerPool(settings.workers, may_fork=True) as pool,
     ):
         orchestrator = _orchestrator(instance)
-        waiting = [] if options.dry_run else store.unfinished()
         done = []
-        for erasure in waiting:
-            print(f"erasure {erasure.id}: goes on", flush=True)
-        if [*entries] and not any(set(entries) == set(erasure.entries) for erasure in waiting):
-            plan = erasure_plan.plan(root, entries, pool, is_whole=options.dry_run, home=orchestrator.home)
-            if options.dry_run:
-                _print_plan(plan)
-                return 0
+
+        def refuse(plan: Any, has_raw: bool, dropped: Collection[str] = ()) -> None:
             erasure_plan.refuse_absent(plan, shards)
             erasure_plan.refuse_listed(plan, settings.active_filters())
-            if options.raw:
+            if has_raw:
                 erasure_plan.refuse_raw(plan, shards)
-            if (tags := [*plan.tags, *plan.table_tags]) and not options.drop_tags:
+            tags = [tag for tag in (*plan.tags, *plan.table_tags) if tag not in dropped]
+            if tags and not options.drop_tags:
                 raise ValueError(
                     f"{counted(len(tags), 'tag')} would keep it: {', '.join(tags)}: --drop-tags drops "
                     "them; nothing was changed"
                 )
+
+        resumed = [] if options.dry_run else store.unfinished()
+        for erasure in resumed:
+            print(f"erasure {erasure.id}: goes on", flush=True)
+        waiting = [*resumed]
+        stamps: Any = None
+        if [*entries] and not any(set(entries) == set(erasure.entries) for erasure in waiting):
+            stamps = erasure_plan.stamps_of(root)
+            plan = erasure_plan.plan(root, entries, pool, is_whole=options.dry_run, home=orchestrator.home)
+            if options.dry_run:
+                _print_plan(plan)
+                return 0
+            refuse(plan, options.raw)
             waiting.append(erasing.begin(store, entries, plan, has_raw=options.raw))
             print(f"erasure {waiting[-1].id}: from now on it is refused", flush=True)
         orchestrator.refuse_unfinished()
         layout = RawLayout(**settings.raw_layout())
-        for erasure in waiting:
+        given = {entry: entry for entry in entries}  # those of a store are without what was given
+        for number, erasure in enumerate(waiting):
+            # A run that has ended meanwhile may have made more of it.
+            is_planned = number == len(resumed) and stamps == erasure_plan.stamps_of(root)
+            if not is_planned and (known := erasing.work_of(store, erasure)) is not None:
+                named = [given.get(entry, entry) for entry in erasure.entries]
+                plan = erasure_plan.plan(root, named, pool, is_whole=False, known=known.needles)
+                refuse(plan, known.has_raw, [*known.tags, *known.table_tags])
+                erasure = erasing.planned(store, erasure, plan, known)
             work = erasing.Erasing(root, erasure, orchestrator, pool, shards, layout)
             for line in work.run():
                 print(printable(line), flush=True)
@@ -179,7 +195,7 @@ def _orchestrator(instance: Any) -> Any:
 
 def _print_plan(plan: Any) -> None:
     """Print where something to erase is."""
-    if not plan.partitions and not plan.places:
+    if not plan.partitions and not plan.places and not plan.found.samples:
         print("it is nowhere; from its erasure on it would be refused")
     for sample in plan.found.samples:
         what = "the whole sample" if sample.is_whole else counted(len(sample.items), "item")
@@ -187,7 +203,8 @@ def _print_plan(plan: Any) -> None:
         places = [f"{counted(count, 'member')} of {file}" for file, count in files.items()]
         print(
             printable(
-                f"{sample.partition}: {sample.sample_id}: {what}; raw: {', '.join(places) or 'unknown'}"
+                f"{sample.partition or 'an earlier state'}: {sample.sample_id}: {what}; "
+                f"raw: {', '.join(places) or 'unknown'}"
             )
         )
     for place, files in plan.places.items():
@@ -207,11 +224,14 @@ def _print_certificate(erasure: Any) -> None:
     state = f"finished {erasure.finished}" if erasure.finished else "unfinished: call mm-assets erase again"
     print(f"erasure {erasure.id}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {state}")
     shards, scan = len(erasure.partitions), erasure.scan
-    print(f"  in {counted(shards, 'shard')}, {counted(sum(erasure.partitions.values()), 'row')}")
+    is_of_earlier = not shards and erasure.found.get("samples")
+    where = "in earlier states alone, " if is_of_earlier else ""
+    print(f"  {where}in {counted(shards, 'shard')}, {counted(sum(erasure.partitions.values()), 'row')}")
     if not scan:
         return
     found = len(scan["occurrences"])
-    print(f"  scan of {scan['files']:,} files, {scan['bytes']:,} bytes: {found or 'nothing'} found")
+    result = f"{found or 'nothing'} found" if scan["looked_for"] or found else "nothing was looked for"
+    print(f"  scan of {scan['files']:,} files, {scan['bytes']:,} bytes: {result}")
     for one in scan["occurrences"]:
         print(printable(f"  left: {one['kind']} in {one['place']} {one['inside']}".rstrip()))
     for kind, count in scan["not_looked_for"].items():

@@ -108,22 +108,47 @@ def begin(store: ErasureStore, entries: Sequence[Entry], plan: Plan, *, has_raw:
     for name in files_in(store.folder, suffix=WORK):
         if name not in going_on:  # one that was killed before it was written
             remove(join(store.folder, name))
-    erasure = replace(
-        Erasure.begin(entries),
-        partitions=plan.partitions,
-        found={
-            "samples": len({(sample.partition, sample.sample_id) for sample in plan.found.samples}),
-            "rows": sum(plan.partitions.values()),
-            "tags": [*plan.tags, *plan.table_tags],
-            "published": list(plan.published),
-            "files": dict(plan.places),
-        },
+    return planned(store, Erasure.begin(entries), plan, Work(Needles(), (), (), (), (), False, has_raw))
+
+
+def work_of(store: ErasureStore, erasure: Erasure) -> Work | None:
+    """Return what an unfinished erasure goes on with; None if its work file is gone."""
+    data = store.read_work(erasure.id)
+    return None if data is None else Work.of_bytes(data)
+
+
+def planned(store: ErasureStore, erasure: Erasure, plan: Plan, work: Work) -> Erasure:
+    """Write an erasure, and its work, with what a plan adds to them. The needles are those of the plan."""
+    partitions = {
+        name: max(plan.partitions.get(name, 0), erasure.partitions.get(name, 0))
+        for name in sorted({*plan.partitions, *erasure.partitions})
+    }
+    known, samples = erasure.found, {(sample.partition, sample.sample_id) for sample in plan.found.samples}
+    tags, table_tags = _union(work.tags, plan.tags), _union(work.table_tags, plan.table_tags)
+    found = {
+        "samples": max(known.get("samples", 0), len(samples)),
+        "rows": sum(partitions.values()),
+        "tags": [*tags, *table_tags],
+        "published": _union(known.get("published", ()), plan.published),
+        "files": {**plan.places, **known.get("files", {})},
+    }
+    erasure = replace(erasure, partitions=partitions, found=found)
+    work = Work(
+        plan.found.needles,
+        _union(work.samples, plan.samples),
+        _union(work.assets, plan.assets),
+        tags,
+        table_tags,
+        work.makes_set or plan.holds_set,
+        work.has_raw,
     )
-    tags = plan.tags, plan.table_tags
-    work = Work(plan.found.needles, plan.samples, plan.assets, *tags, plan.holds_set, has_raw)
     store.write_work(erasure.id, work.to_bytes())
     store.write(erasure)
     return erasure
+
+
+def _union(known: Iterable[str], others: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*known, *others]))
 
 
 @dataclass(frozen=True)
@@ -174,13 +199,12 @@ class Erasing:
         self._shards, self._layout = shards, layout
         self._store = ErasureStore(root)
         self.erasure = erasure
-        data = self._store.read_work(erasure.id)
-        if data is None and not self._is_scanned:
+        self._work = work_of(self._store, erasure)
+        if self._work is None and not self._is_scanned:
             raise NotErasedError(
                 f"{self._store.folder}: the work file of erasure {erasure.id} is gone, and with it what to "
                 f"look for: remove {erasure.id}.json and erase again"
             )
-        self._work = None if data is None else Work.of_bytes(data)
 
     @property
     def _is_scanned(self) -> bool:
@@ -199,8 +223,12 @@ class Erasing:
             self._write(finished=_now())
             yield f"finished: {self._store.folder}/{self.erasure.id}.json"
 
+    def _listed(self) -> list[str]:
+        """Return the shards that hold it and can be made anew; the others are retired."""
+        return [name for name in self.erasure.partitions if name in self._shards]
+
     def _erase(self, work: Work) -> Iterator[str]:
-        partitions = list(self.erasure.partitions)
+        partitions = self._listed()
         if work.has_raw:
             for partition in partitions:
                 for file in self._shards[partition].files:
@@ -265,7 +293,8 @@ class Erasing:
 
     def _purge_table(self, work: Work) -> Iterator[str]:
         uri = LANCE.place(self._root, "")
-        if not self.erasure.partitions or not exists(join(uri, "_versions")):
+        is_held = self.erasure.partitions or self.erasure.found["samples"]
+        if not is_held or not exists(join(uri, "_versions")):
             return
         from mm_assets.formats.lance.reader_writer import lance_options
         from mm_assets.formats.lance.table import purge
@@ -351,9 +380,9 @@ class Erasing:
             f"published to {target}: publish again, with --delete" for target in published_to(self._root)
         ]
         if not work.has_raw:
-            files = [file for name in self.erasure.partitions for file in self._shards[name].files]
+            files = [file for name in self._listed() for file in self._shards[name].files]
             lines += [f"raw shard {file} may have it still: it is refused there" for file in files]
-        roots = {self._root, *(file for name in self.erasure.partitions for file in self._shards[name].files)}
+        roots = {self._root, *(file for name in self._listed() for file in self._shards[name].files)}
         buckets = {bucket: state for root in roots for bucket, state in _versioning(root).items()}
         lines += [f"bucket {bucket}: {state}" for bucket, state in sorted(buckets.items())]
         if self._layout.images_from:

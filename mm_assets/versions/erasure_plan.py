@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,25 +27,31 @@ from mm_assets.accounting import (
     DERIVED_FOLDERS,
     FILTERED,
     LANCE,
+    TARS,
     TRAINING_FOLDER,
     statistics_folder,
 )
-from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger
-from mm_assets.accounting.erasures import PDQ, DenyList, Entry, Erasure, ErasureStore
-from mm_assets.accounting.traces import Found, find, scan, without_shared
+from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger, losses_digest
+from mm_assets.accounting.erasures import PDQ, URL, Denial, DenyList, Entry, Erasure, ErasureStore
+from mm_assets.accounting.needles import IMAGE, Found, FoundSample, Needles
+from mm_assets.accounting.traces import find, rows_denied, scan, stale_outputs, without_shared
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import ASSET as DUPLICATES
-from mm_assets.filters.id_list import SAMPLE_ID, IdFilter, IdList
+from mm_assets.filters.id_list import HASH_DIGITS, SAMPLE_ID, IdFilter, IdList
 from mm_assets.filters.known_hashes import DEFAULT_RADIUS
 from mm_assets.formats.names import PLAN_FILE, TAR_SUFFIXES, partition_filename
 from mm_assets.formats.parquet import UNREADABLE, read_small_table
 from mm_assets.formats.raw_shards import RawShard
+from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset import VIRTUAL_SCHEMES
-from mm_assets.model.errors import MmAssetsError, first_and_more
-from mm_assets.pool import MapsJobs
+from mm_assets.model.errors import ERASED, MmAssetsError, first_and_more
+from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located
-from mm_assets.storage.files import exists, filesystem, is_remote, join, open_binary, read_bytes
+from mm_assets.storage.files import exists, filesystem, is_remote, join, open_binary, read_bytes, size_of
+from mm_assets.storage.listing import expand_paths
 from mm_assets.storage.small_files import unseal
+from mm_assets.storage.stamps import files_in
+from mm_assets.training_set.proof import training_state
 from mm_assets.versions import FOLDER, OutputState, SampleStore
 from mm_assets.versions.publishing import FOLDER as PUBLISHED
 from mm_assets.versions.tagging import Manifest, tag_names
@@ -113,6 +120,7 @@ def entry_of(kind: str, given: str) -> Entry:
     return Entry.of(kind, value, int(radius) if colon else DEFAULT_RADIUS)
 
 
+_AT_ONCE: Final = 32 << 20  # bytes of rows
 # Files on a shard that name samples of other shards: verdicts on duplicates, and what was dropped by them.
 _NAMING_OTHERS: Final = (f"{LEDGER_FOLDER}/statistics", f"{LEDGER_FOLDER}/{ACCOUNTS_FOLDER}/{FILTERED.asset}")
 
@@ -163,6 +171,7 @@ class Plan:
         holds_set: whether the training set has it.
         published: where outputs were published to.
         places: how many files hold it, by their folder.
+        present: all shards that anything is known of now; others are retired.
     """
 
     found: Found
@@ -174,10 +183,21 @@ class Plan:
     holds_set: bool = False
     published: Sequence[str] = ()
     places: Mapping[str, int] = field(default_factory=dict)
+    present: Collection[str] = ()
 
 
-def plan(root: str, entries: Sequence[Entry], pool: MapsJobs, *, is_whole: bool, home: str = "") -> Plan:
-    """Find what some entries mean, and where it is.
+def plan(
+    root: str,
+    entries: Sequence[Entry],
+    pool: MapsJobs,
+    *,
+    is_whole: bool,
+    home: str = "",
+    known: Needles | None = None,
+) -> Plan:
+    """Find what some entries mean, and where it is: in all outputs, and in earlier versions of the table.
+
+    Ids and URLs that were given are looked for as they are, too, whatever is found.
 
     Args:
         root: storage root.
@@ -185,9 +205,22 @@ def plan(root: str, entries: Sequence[Entry], pool: MapsJobs, *, is_whole: bool,
         pool: does the work.
         is_whole: whether all files are looked through, also those that are made anew anyway.
         home: Dagster's home, which is then looked through, too.
+        known: what an earlier plan has found it by.
     """
-    found = find(root, DenyList.of([Erasure.begin(entries)]), pool)
+    deny = DenyList.of([Erasure.begin(entries)])
+    stale = stale_outputs(root)
+    in_set = _find_in_files(_set_files(root, deny, stale), deny, pool)
+    in_table = _find_in_files(_table_files(root, stale), deny, pool)
+    everywhere = [find(root, deny, pool, stale=stale), in_table, in_set]
+    urls, ids = ([e.given for e in entries if e.kind == kind and e.given] for kind in (URL, SAMPLE_ID))
+    by = [Needles.of_values(urls, ids), *(found.needles for found in everywhere)]
+    if known is not None:
+        by.append(replace(known, omitted={}))
+    found = Found(tuple(sample for each in everywhere for sample in each.samples), Needles.joined(by))
     needles = without_shared(root, found, pool)
+    if IMAGE not in found.needles.counts():
+        of_none = Counter(f"{entry.kind}, of no image here" for entry in entries if entry.kind in HASH_DIGITS)
+        needles = replace(needles, omitted={**needles.omitted, **of_none})
     found = replace(found, needles=needles)
     has_verdicts = exists(join(statistics_folder(root), DUPLICATES))
     parts = _NAMING_OTHERS if has_verdicts else ()
@@ -197,22 +230,126 @@ def plan(root: str, entries: Sequence[Entry], pool: MapsJobs, *, is_whole: bool,
     by_name = {partition_filename(name): name for asset in BY_ASSET for name in ledger.named(asset)}
     earlier = _earlier(root, entries)
     partitions = {**dict.fromkeys(earlier, 0), **found.rows()}
+    partitions.pop("", None)  # rows that nothing says the shard of
     for name in shards_named(paths, by_name):
         partitions.setdefault(name, 0)
     whole = sorted({sample.sample_id for sample in found.samples if sample.is_whole})
-    tags, table_tags = _tags(root, found, partitions, by_name.values())
-    known = {asset: set(ledger.named(asset)) for asset in (*BY_ASSET, *DERIVED_FOLDERS)}
+    tags, table_tags = _tags(root, found, partitions, deny)
+    named = {asset: set(ledger.named(asset)) for asset in (*BY_ASSET, *DERIVED_FOLDERS)}
     return Plan(
         found,
         dict(sorted(partitions.items())),
         whole,
-        [asset for asset, names in known.items() if not names.isdisjoint(partitions)],
+        [asset for asset, names in named.items() if not names.isdisjoint(partitions)],
         tags,
         table_tags,
-        _is_in_set(root, found),
+        bool(in_set.samples) or _is_in_set(root, found),
         published_to(root),
         _by_folder(paths, home),
+        frozenset(stale),
     )
+
+
+@dataclass(frozen=True)
+class _FileJob:
+    """A file with rows: of the table, where only earlier versions may have them, or of the training set."""
+
+    kind: str
+    uri: str
+    partition: str
+    deny: DenyList
+
+    def tables(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        if self.kind != LANCE.kind:
+            yield from (batch.data for batch in reader_for(self.kind, self.uri, max_batch_bytes=_AT_ONCE))
+            return
+        from lance.file import LanceFileReader
+
+        from mm_assets.formats.lance.reader_writer import lance_options
+
+        options = lance_options(self.uri, None)
+        reader = LanceFileReader(self.uri, options)
+        if SAMPLE_ID not in reader.metadata().schema.names:  # columns that were added to other files
+            return
+        rows = reader.num_rows()
+        at_once = max(1, rows if columns else _AT_ONCE * rows // max(size_of(self.uri), 1))
+        reader = LanceFileReader(self.uri, options, columns) if columns else reader
+        for start in range(0, rows, at_once):
+            yield reader.read_range(start, min(at_once, rows - start)).to_table()
+
+
+def _find_in_files(jobs: Iterable[_FileJob], deny: DenyList, pool: MapsJobs) -> Found:
+    found = []
+    for job, result in pool.map(_find_in_file, [replace(job, deny=deny) for job in jobs]):
+        if isinstance(result, WorkerFailure):
+            raise OSError(result.at(job.uri))
+        found.append(result)
+    samples = tuple(sample for each in found for sample in each.samples)
+    return Found(samples, Needles.joined(each.needles for each in found))
+
+
+def _find_in_file(job: _FileJob) -> Found:
+    """Find samples; ids first, where only they are looked for."""
+    is_by_id = all(entry.kind == SAMPLE_ID for entry in job.deny.entries)
+    gone: set[str] = set()
+    is_in = False
+    for table in job.tables([SAMPLE_ID] if is_by_id else None):
+        denials = job.deny.denials(table, ())
+        is_in |= bool(denials)
+        ids = table.column(SAMPLE_ID)
+        gone.update(ids[row].as_py() for row, denial in denials.items() if denial.is_of_sample)
+    # A sample may go on in the next table.
+    whole = {Entry.of(SAMPLE_ID, sample_id): Denial(ERASED, "", is_of_sample=True) for sample_id in gone}
+    deny = DenyList({**job.deny.entries, **whole})
+    needles, samples = [], []
+    for table in job.tables() if is_in else ():
+        for rows, is_whole in rows_denied(table, deny.denials(table, ())):
+            needles.append(Needles.of(rows, is_whole=is_whole))
+            items: dict[str, list[tuple[int | None, str | None]]] = {}
+            for row in rows.select([SAMPLE_ID, "position", "modality"]).to_pylist():
+                items.setdefault(row[SAMPLE_ID], []).append((row["position"], row["modality"]))
+            samples += [FoundSample(job.partition, key, tuple(of), is_whole, ()) for key, of in items.items()]
+    return Found(tuple(samples), Needles.joined(needles))
+
+
+def _table_files(root: str, stale: Mapping[str, Collection[str]]) -> Iterator[_FileJob]:
+    """Yield the data files of the table that may have other rows than the curated outputs."""
+    uri = LANCE.place(root, "")
+    if not exists(join(uri, "_versions")):
+        return
+    from mm_assets.formats.lance import Location
+    from mm_assets.formats.lance.reader_writer import lance_options
+    from mm_assets.formats.lance.records import PartitionRecords
+    from mm_assets.formats.lance.table import DATA
+
+    records = PartitionRecords(Location(uri, lance_options(uri, None))).all()
+    owners = {path: name for name, each in records.items() for one in each for path in one.data_files}
+    # Of several records one may be of earlier rows.
+    sure = {
+        path
+        for name, each in records.items()
+        if len(each) == 1 and name in stale and LANCE.asset not in stale[name]
+        for path in each[0].data_files
+    }
+    for name in files_in(join(uri, DATA), suffix=".lance"):
+        if name not in sure:
+            yield _FileJob(LANCE.kind, join(uri, DATA, name), owners.get(name, ""), DenyList())
+
+
+def _set_files(root: str, deny: DenyList, stale: Mapping[str, Collection[str]]) -> Iterator[_FileJob]:
+    """Yield the tars of a training set that may have other rows than the curated outputs."""
+    folder = join(root, TRAINING_FOLDER)
+    is_stale = any(TARS.asset in assets for assets in stale.values())
+    if not exists(folder) or (not is_stale and training_state(root) == "current"):
+        return
+    plan_file = join(folder, PLAN_FILE)
+    if exists(plan_file) and all(entry.kind == SAMPLE_ID for entry in deny.entries):
+        ids = read_small_table(plan_file, [SAMPLE_ID]).column(0).unique().to_pylist()
+        if not any(map(deny.hides_sample, ids)):
+            return
+    with suppress(FileNotFoundError):
+        for uri in expand_paths(folder, TAR_SUFFIXES):
+            yield _FileJob(TARS.kind, uri, "", DenyList())
 
 
 def shards_named(paths: Iterable[str], by_name: Mapping[str, str]) -> list[str]:
@@ -245,23 +382,35 @@ def _by_folder(paths: Sequence[str], home: str) -> dict[str, int]:
 
 
 def _tags(
-    root: str, found: Found, partitions: Collection[str], present: Collection[str]
+    root: str, found: Found, partitions: Collection[str], deny: DenyList
 ) -> tuple[list[str], list[str]]:
     """Return our tags that hold it, and further tags of the table.
 
-    Looked at are what a tag has of the shards that hold it now, and of those that are gone.
+    Looked at are what a tag has of the shards that hold it now, and states that are not the present ones.
     """
     of_table, ours, store = _table_tags(root, found), tag_names(root), SampleStore(join(root, FOLDER))
+    if not ours:
+        return [], sorted(of_table)
     ids = {sample.sample_id for sample in found.samples if sample.is_whole}
+    ledger = Ledger(root)
+    records = [ledger.records(asset, ledger.named(asset)) for asset in (*BY_ASSET, *DERIVED_FOLDERS)]
+    present = {(key, each.version, losses_digest(each)) for one in records for key, each in one.items()}
+
+    @cache
+    def tells(kind: str, digest: str) -> bool:
+        if kind == "samples":
+            known: Iterable[str | None] = store.samples(digest) or ()
+        else:
+            losses = store.losses(digest)
+            known = () if losses is None else losses.column(SAMPLE_ID).unique().to_pylist()
+        return any(each in ids or (each is not None and deny.hides_sample(each)) for each in known)
 
     def holds(state: OutputState) -> bool:
-        if state.partition not in partitions and state.partition in present:
+        key = state.partition, state.version, state.losses
+        if state.partition not in partitions and key in present:
             return False
-        losses = store.losses(state.losses) if state.losses else None
-        lost = () if losses is None else losses.column("sample_id").to_pylist()
-        return not ids.isdisjoint(store.samples(state.version) or () if state.has_rows else ()) or (
-            not ids.isdisjoint(lost)
-        )
+        has_rows = state.has_rows and tells("samples", state.version)
+        return has_rows or (bool(state.losses) and tells("losses", state.losses))
 
     holding = [name for name in ours if name in of_table or any(map(holds, Manifest(root, name).states()))]
     return holding, sorted(of_table.difference(ours))
@@ -330,7 +479,7 @@ def refuse_raw(plan: Plan, shards: Mapping[str, RawShard]) -> None:
                 "and --raw takes whole samples out: erase it by --sample-id, or leave --raw out"
             )
     for partition in plan.partitions:
-        for file in shards[partition].files:
+        for file in shards[partition].files if partition in shards else ():
             if file.startswith(VIRTUAL_SCHEMES) or not file.lower().endswith(TAR_SUFFIXES):
                 raise NotErasedError(
                     f"{file}: --raw writes tars alone: take it out yourself, and leave --raw out"
@@ -363,8 +512,15 @@ def refuse_absent(plan: Plan, shards: Collection[str]) -> None:
     Raises:
         NotErasedError: naming it, and what to do.
     """
-    if absent := [partition for partition in plan.partitions if partition not in shards]:
+    absent = [name for name in plan.partitions if name in plan.present and name not in shards]
+    if absent:
         raise NotErasedError(
             f"{first_and_more([repr(name) for name in absent])}: no raw shard in MM_RAW_SHARDS to make it "
-            "anew from: mm-assets retire removes its outputs; erase again then"
+            "anew from: put it back, or mm-assets retire removes its outputs; erase again then"
         )
+
+
+def stamps_of(root: str) -> Mapping[str, Any]:
+    """Return what changes whenever an output of a storage root, or its account, is another."""
+    folders = [Ledger(root).folder(asset) for asset in (*BY_ASSET, *DERIVED_FOLDERS)]
+    return {folder: files_in(folder) for folder in [*folders, join(root, LEDGER_FOLDER)]}

@@ -25,8 +25,8 @@ import pytest
 
 from mm_assets.accounting import traces
 from mm_assets.accounting.erasures import SAMPLE_ID, URL
-from mm_assets.accounting.needles import IMAGE, TEXT, Needle, Needles
-from mm_assets.accounting.traces import Scan, scan
+from mm_assets.accounting.needles import IMAGE, TEXT, Needle, Needles, Scan
+from mm_assets.accounting.traces import scan
 from mm_assets.pool import WorkerFailure
 from mm_assets.pool.workers import WorkerPool
 
