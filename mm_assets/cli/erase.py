@@ -93,12 +93,18 @@ def run_erase(options: argparse.Namespace) -> int:
             *(options.entries or ()),
             *(each for uri in options.lists or () for each in entries_in(uri)),
         ]
-        if not entries and (options.dry_run or not store.unfinished()):
-            raise ValueError("nothing is unfinished, and nothing is named to erase: mm-assets erase --help")
+        if not entries and options.dry_run:
+            raise ValueError("nothing is named to look for: mm-assets erase --help")
+        if not entries and not store.unfinished():
+            print("nothing is unfinished, and nothing new is named to erase: mm-assets erase --help")
+            return 0
         # Locked behind the fork of workers: those of a killed command would keep the lock for a while.
         with with_dagster(), sole_writer(store.folder) as is_ours:
             if not is_ours:
-                raise ValueError(f"{root}: another mm-assets erase is going on here: wait for its end")
+                raise ValueError(
+                    f"{root}: another mm-assets erase is going on here: call again at its end; until then "
+                    "nothing of this call is refused"
+                )
             return _erase(root, list(dict.fromkeys(entries)), options)
 
 

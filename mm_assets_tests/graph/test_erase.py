@@ -25,10 +25,12 @@ import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
 from PIL import Image
 
-from mm_assets.accounting.erasures import DenyList, ErasureStore
+from mm_assets.accounting.erasures import URL, DenyList, Entry, ErasureStore
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.lance.table import maintain
 from mm_assets.storage.stamps import sole_writer
+from mm_assets.versions import erasing, erasure_plan
+from mm_assets_tests.accounting.test_traces import Here
 from mm_assets_tests.cli import commands
 from mm_assets_tests.formats.brute_force import files_with, versions_with
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
@@ -269,6 +271,77 @@ def test_tags_are_dropped_only_if_that_is_said(world: World) -> None:
     assert ErasureStore(str(world.storage)).all() == []
 
 
+def _without_a1(world: World, *arguments: str) -> None:
+    """Replace the raw shard by one without the sample, and make some of it anew."""
+    make_tar(world.raw / "a.tar", _of(BAD, A2).items())
+    world.ok(*arguments)
+    assert A1 not in world.samples()
+
+
+def test_what_only_earlier_states_have(world: World) -> None:
+    _without_a1(world, "run", "--changed")
+    told = world.ok("erase", "--sample-id", A1, "--dry-run")
+    assert f"an earlier state: {A1}: the whole sample" in told and "--drop-tags: v1" in told
+    assert "1 tag would keep it: v1" in world.refused("erase", "--sample-id", A1)
+    assert "in earlier states alone" in world.ok("erase", "--sample-id", A1, "--drop-tags")
+    assert world.with_any(_needles(A1), world.storage, world.home) == []
+    assert world.certificate()["partitions"] == {}
+    assert world.certificate()["found"]["samples"] == 1  # type: ignore[index]
+
+
+def test_what_only_a_tag_has(world: World) -> None:
+    """Not the table, but the list of samples of the tag."""
+    _without_a1(world, "run", "--changed")
+    shutil.rmtree(world.storage / "lance")
+    assert "1 tag would keep it: v1" in world.refused("erase", "--sample-id", A1)
+    world.ok("erase", "--sample-id", A1, "--drop-tags")
+    assert files_with(world.storage, [A1.encode()]) == []
+
+
+def test_after_its_shard_is_retired(world: World) -> None:
+    (world.raw / "a.tar").unlink()
+    line = world.refused("erase", "--sample-id", A1, "--drop-tags")
+    assert line.startswith("'a': no raw shard in MM_RAW_SHARDS") and "mm-assets retire" in line
+    world.ok("retire", "a")
+    world.ok("erase", "--sample-id", A1, "--drop-tags")
+    assert world.with_any(_needles(A1), world.storage, world.home) == []
+    assert world.samples() == {B1, B2, C1}
+
+
+def test_what_only_stale_outputs_have(world: World) -> None:
+    world.ok("run", "--assets", "training_set")
+    _without_a1(world, "run", "--assets", "curated_parquet")
+    assert A1 in world.samples("filtered")
+    told = world.ok("erase", "--url", _url(A1), "--drop-tags")
+    assert "made anew: a\n" in told and "made anew: training_set\n" in told
+    assert world.with_any(_needles(A1), world.storage, world.home) == []
+    assert world.samples("filtered") == {A2, B1, B2, C1}
+
+
+def test_what_a_run_beside_it_has_made(world: World) -> None:
+    """One that was planned before the deny list was written, and ends before the erasure goes on."""
+    root, new = str(world.storage), "sample-of-a-run"
+    store, entries = ErasureStore(root), [Entry.of(URL, _url(new))]
+    erasing.begin(store, entries, erasure_plan.plan(root, entries, Here(), is_whole=False), has_raw=False)
+    folder = world.storage / "ledger" / "erasures"
+    folder.rename(world.folder / "erasures")
+    make_tar(world.raw / "d.tar", _of(new).items())
+    world.run("run")
+    assert new in world.samples()
+    (world.folder / "erasures").rename(folder)
+    told = world.ok("erase")
+    assert "goes on\n" in told and "made anew: d\n" in told
+    assert world.with_any(_needles(new), world.storage, world.home) == []
+    assert world.certificate()["partitions"] == {"d": 5}
+
+
+def test_what_nobody_can_look_for_is_said(world: World) -> None:
+    told = world.ok("erase", "--sha256", "0" * 64, "--pdq", f"{'f0' * 32}:0")
+    assert "bytes: nothing was looked for\n" in told
+    assert "not looked for (sha256, of no image here): 1\n" in told
+    assert "not looked for (pdq, of no image here): 1\n" in told
+
+
 def test_what_is_nowhere_is_refused_from_then_on(world: World) -> None:
     store = ErasureStore(str(world.storage))
     store.write_work("20260101T000000Z-00000000", b"of one that was killed before it began: to-come-tomorrow")
@@ -342,11 +415,13 @@ def test_what_it_refuses(world: World) -> None:
     (world.folder / "ids.txt").write_text(f"{B1}\n{A1}\n")
     line = world.refused("erase", "--sample-id", A1, "--drop-tags", MM_DROP_IDS=str(world.folder / "ids.txt"))
     assert line.startswith(f"{world.folder / 'ids.txt'}: names sample {A1!r}: take it out of the list")
-    assert "nothing is unfinished, and nothing is named" in world.refused("erase")
+    assert "nothing is named to look for" in world.refused("erase", "--dry-run")
+    assert world.ok("erase").startswith("nothing is unfinished, and nothing new is named")
     with sole_writer(ErasureStore(str(world.storage)).folder) as is_ours:
         assert is_ours
         line = world.refused("erase", "--sample-id", A1, "--drop-tags")
         assert "another mm-assets erase is going on here" in line
+        assert line.endswith("until then nothing of this call is refused")
     (world.raw / "a.tar").rename(world.folder / "a.tar")
     line = world.refused("erase", "--sample-id", A1, "--drop-tags")
     assert line.startswith("'a': no raw shard in MM_RAW_SHARDS") and "mm-assets retire" in line
