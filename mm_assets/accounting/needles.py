@@ -122,14 +122,18 @@ class Needles:
             tuple(needles[data] for data in sorted(needles)), frozenset(ids), dict(sorted(omitted.items()))
         )
 
-    def without(self, shared: Collection[int], why: str) -> Needles:
-        """Return them without the windows of some, by their numbers; contents without windows are omitted."""
+    def without(self, shared: Collection[int], why: str, ids: Collection[str] = ()) -> Needles:
+        """Return them without the windows of some, by their numbers, and without some ids.
+
+        Contents without windows are omitted.
+        """
         windows = {self.needles[number].window for number in shared}
-        kept = [needle for needle in self.needles if needle.window not in windows]
+        contents = {_number_of(SAMPLE_ID, sample_id) for sample_id in ids}
+        kept = [one for one in self.needles if one.window not in windows and one.content not in contents]
         left = {needle.content for needle in kept}
         lost = {needle.content: needle.kind for needle in self.needles if needle.content not in left}
         omitted = Counter(self.omitted) + Counter(f"{kind}, {why}" for kind in lost.values())
-        return Needles(tuple(kept), self.ids, dict(sorted(omitted.items())))
+        return Needles(tuple(kept), self.ids.difference(ids), dict(sorted(omitted.items())))
 
     def counts(self) -> dict[str, int]:
         """Return the number of contents that are looked for, by kind."""
@@ -179,13 +183,26 @@ class FoundSample:
         items: position and modality of the items that are denied.
         is_whole: whether it goes as a whole, with its id.
         members: raw file and member of each of these items, as far as locators name them.
+        is_past: whether stale outputs or earlier states have it, and not what is made of raw shards now. A
+            sample of the same id may be there now and stay.
     """
 
     partition: str
     sample_id: str
     items: tuple[tuple[int | None, str | None], ...]
     is_whole: bool
-    members: tuple[tuple[str, str], ...]
+    members: tuple[tuple[str, str], ...] = ()
+    is_past: bool = False
+
+    @classmethod
+    def of_row(
+        cls, partition: str, row: Mapping[str, Any], *, is_whole: bool, is_past: bool = False
+    ) -> FoundSample:
+        """Return the sample of an item: its id, position and modality, and its ``source`` and ``member``."""
+        member = row.get("source") or "", row.get("member") or ""
+        item = row["position"], row["modality"]
+        members = (member,) if all(member) else ()
+        return cls(partition, row["sample_id"] or "", (item,), is_whole, members, is_past)
 
 
 @dataclass(frozen=True)
@@ -195,12 +212,29 @@ class Found:
     samples: tuple[FoundSample, ...]
     needles: Needles
 
+    @classmethod
+    def of(cls, samples: Iterable[FoundSample], needles: Iterable[Needles]) -> Found:
+        """Return them with each sample once, in the order of shards and ids."""
+        parts: dict[tuple[str, str, bool], list[FoundSample]] = {}
+        for sample in samples:
+            parts.setdefault((sample.partition, sample.sample_id, sample.is_past), []).append(sample)
+        merged = [
+            FoundSample(
+                partition,
+                sample_id,
+                tuple(sorted({item for part in of for item in part.items}, key=str)),
+                any(part.is_whole for part in of),
+                tuple(sorted({member for part in of for member in part.members})),
+                is_past,
+            )
+            for (partition, sample_id, is_past), of in sorted(parts.items())
+        ]
+        return cls(tuple(merged), Needles.joined(needles))
+
     def rows(self) -> dict[str, int]:
         """Return the number of denied items by partition."""
-        counts: Counter[str] = Counter()
-        for sample in self.samples:
-            counts[sample.partition] += len(sample.items)
-        return dict(sorted(counts.items()))
+        items = {(one.partition, one.sample_id, *item) for one in self.samples for item in one.items}
+        return dict(sorted(Counter(partition for partition, *_ in items).items()))
 
 
 class Occurrence(NamedTuple):

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import chain
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -112,18 +111,20 @@ def find(
     """
     stale = stale_outputs(root, options) if stale is None else stale
     each = _of_shards(pool, _find_in_shard, root, options, stale, deny=deny)
-    samples = [sample for found in each for sample in found.samples]
-    samples.sort(key=lambda sample: (sample.partition, sample.sample_id))
-    return Found(tuple(samples), Needles.joined(found.needles for found in each))
+    samples = (sample for found in each for sample in found.samples)
+    return Found.of(samples, (found.needles for found in each))
 
 
 def without_shared(root: str, found: Found, pool: MapsJobs, options: StorageOptions | None = None) -> Needles:
     """Return the needles that no other curated row or quarantine record of the storage root has.
 
-    Raises as `find`, which has to come first: after the erasure nobody knows what the others are.
+    Nor has one of these any of the ids that are left. Raises as `find`, which has to come first: after the
+    erasure nobody knows what the others are.
     """
-    shared = set().union(*_of_shards(pool, _shared_in_shard, root, options, found=found))
-    return found.needles.without(shared, "in what stays, too")
+    each = _of_shards(pool, _shared_in_shard, root, options, found=found)
+    shared = {number for numbers, _ in each for number in numbers}
+    ids = {sample_id for _, stay in each for sample_id in stay}
+    return found.needles.without(shared, "in what stays, too", ids)
 
 
 def stale_outputs(root: str, options: StorageOptions | None = None) -> dict[str, frozenset[str]]:
@@ -175,12 +176,17 @@ def _of_shards(
 
 
 def _find_in_shard(job: _ShardJob) -> Found:
-    denied: list[tuple[dict[str, Any], bool]] = []  # an item, and whether its sample goes as a whole
+    denied: list[FoundSample] = []
     needles: list[Needles] = []
-    for rows, is_whole in chain(_denied_rows(job), _stale_rows(job)):
-        needles.append(Needles.of(rows, is_whole=is_whole))
-        for row in rows.select(_LOCATED).to_pylist():
-            denied.append((row | locator_columns(row["source_ref"]), is_whole))
+
+    def add(row: dict[str, Any], is_whole: bool, is_past: bool = False) -> None:
+        denied.append(FoundSample.of_row(job.partition, row, is_whole=is_whole, is_past=is_past))
+
+    for found, is_past in ((_denied_rows(job), False), (_stale_rows(job), True)):
+        for rows, is_whole in found:
+            needles.append(Needles.of(rows, is_whole=is_whole))
+            for row in rows.select(_LOCATED).to_pylist():
+                add(row | locator_columns(row["source_ref"]), is_whole, is_past)
     names = ["sample_id", "position", "modality", "source_uri", "member", "raw"]
     for row in _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job):
         raw, is_hidden = row["raw"], job.deny.hides_sample(row["sample_id"] or "")
@@ -190,14 +196,9 @@ def _find_in_shard(job: _ShardJob) -> Found:
             is_whole = row["sample_id"] is not None and (is_hidden or raw[:1] == b"{")
             ids = [row["sample_id"]] if is_whole else []
             needles.append(Needles.of_values([] if raw is None else [raw], ids))
-            denied.append((row | {"source": row["source_uri"]}, is_whole))
+            add(row | {"source": row["source_uri"]}, is_whole)
     survey = SurveyStore(job.root, job.options).uri(job.partition)
-    of_document: dict[str, Any] = {
-        "position": METADATA_POSITION,
-        "modality": "metadata",
-        "source": None,
-        "member": None,
-    }
+    of_document: dict[str, Any] = {"position": METADATA_POSITION, "modality": "metadata"}
     known = [of_document | row for row in _rows(survey, ["sample_id", "source", "member"], job)]
     ledger = Ledger(job.root, job.options)
     for asset in sorted(job.stale | {CURATED.asset} if job.entries(SAMPLE_ID) else ()):
@@ -208,19 +209,8 @@ def _find_in_shard(job: _ShardJob) -> Found:
     for row in known:
         if row["sample_id"] is not None and job.deny.hides_sample(row["sample_id"]):
             needles.append(Needles.of_values([], [row["sample_id"]]))
-            denied.append((row, True))
-    samples = []
-    for sample_id in sorted({row["sample_id"] or "" for row, _ in denied}):
-        own = [(row, is_whole) for row, is_whole in denied if (row["sample_id"] or "") == sample_id]
-        items = {(row["position"], row["modality"]) for row, _ in own}
-        members = {(row["source"], row["member"]) for row, _ in own if row["source"] and row["member"]}
-        is_whole = any(is_whole for _, is_whole in own)
-        samples.append(
-            FoundSample(
-                job.partition, sample_id, tuple(sorted(items, key=str)), is_whole, tuple(sorted(members))
-            )
-        )
-    return Found(tuple(samples), Needles.joined(needles))
+            add(row, is_whole=True)
+    return Found.of(denied, needles)
 
 
 def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
@@ -302,25 +292,28 @@ def _rows(uri: str, columns: list[str], job: _ShardJob) -> list[dict[str, Any]]:
     return read_small_table(uri, columns, job.options).to_pylist()
 
 
-def _shared_in_shard(job: _ShardJob) -> set[int]:
-    """Return the numbers of the needles that rows have which stay."""
-    ours = [sample for sample in job.found.samples if sample.partition == job.partition]
+def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
+    """Return the numbers of the needles that rows have which stay, and those of the ids."""
+    samples = job.found.samples
+    ours = [sample for sample in samples if sample.partition == job.partition and not sample.is_past]
     whole = {sample.sample_id for sample in ours if sample.is_whole}
     items = {(sample.sample_id, *item) for sample in ours for item in sample.items}
     search = job.found.needles.search()
     shared: set[int] = set()
+    stay: set[str] = set()
     for uri in (CURATED.uri(job.root, job.partition), job.parquet(DERIVED_FOLDERS["quarantine"])):
         if not exists(uri, job.options):
             continue
         with open_parquet(uri, job.options) as file:
             for batch in _batches(file, None):
-                keys = zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)
+                keys = [*zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)]
                 stays = [row for row, key in enumerate(keys) if key[0] not in whole and key not in items]
+                stay.update(keys[row][0] for row in stays if keys[row][0] in job.found.needles.ids)
                 table = pa.Table.from_batches([batch])
                 rest = table if len(stays) == len(table) else take_rows(table, stays)
                 for chunk in (chunk for column in rest.columns for chunk in column.chunks):
                     shared.update(search.in_values(chunk))
-    return shared
+    return shared, stay
 
 
 class _Part(NamedTuple):

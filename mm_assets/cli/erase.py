@@ -203,7 +203,8 @@ def _print_plan(plan: Any) -> None:
     """Print where something to erase is."""
     if not plan.partitions and not plan.places and not plan.found.samples:
         print("it is nowhere; from its erasure on it would be refused")
-    for sample in plan.found.samples:
+    now = {sample.sample_id for sample in plan.found.samples if not sample.is_past}
+    for sample in (one for one in plan.found.samples if not one.is_past or one.sample_id not in now):
         what = "the whole sample" if sample.is_whole else counted(len(sample.items), "item")
         files = {file: sum(name == file for name, _ in sample.members) for file, _ in sample.members}
         places = [f"{counted(count, 'member')} of {file}" for file, count in files.items()]

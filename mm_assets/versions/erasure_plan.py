@@ -216,7 +216,7 @@ def plan(
     by = [Needles.of_values(urls, ids), *(found.needles for found in everywhere)]
     if known is not None:
         by.append(replace(known, omitted={}))
-    found = Found(tuple(sample for each in everywhere for sample in each.samples), Needles.joined(by))
+    found = Found.of((sample for each in everywhere for sample in each.samples), by)
     needles = without_shared(root, found, pool)
     if IMAGE not in found.needles.counts():
         of_none = Counter(f"{entry.kind}, of no image here" for entry in entries if entry.kind in HASH_DIGITS)
@@ -233,7 +233,7 @@ def plan(
     partitions.pop("", None)  # rows that nothing says the shard of
     for name in shards_named(paths, by_name):
         partitions.setdefault(name, 0)
-    whole = sorted({sample.sample_id for sample in found.samples if sample.is_whole})
+    whole = sorted({sample.sample_id for sample in found.samples if sample.is_whole} & needles.ids)
     tags, table_tags = _tags(root, found, partitions, deny)
     named = {asset: set(ledger.named(asset)) for asset in (*BY_ASSET, *DERIVED_FOLDERS)}
     return Plan(
@@ -284,8 +284,8 @@ def _find_in_files(jobs: Iterable[_FileJob], deny: DenyList, pool: MapsJobs) -> 
         if isinstance(result, WorkerFailure):
             raise OSError(result.at(job.uri))
         found.append(result)
-    samples = tuple(sample for each in found for sample in each.samples)
-    return Found(samples, Needles.joined(each.needles for each in found))
+    samples = (sample for each in found for sample in each.samples)
+    return Found.of(samples, (each.needles for each in found))
 
 
 def _find_in_file(job: _FileJob) -> Found:
@@ -305,11 +305,9 @@ def _find_in_file(job: _FileJob) -> Found:
     for table in job.tables() if is_in else ():
         for rows, is_whole in rows_denied(table, deny.denials(table, ())):
             needles.append(Needles.of(rows, is_whole=is_whole))
-            items: dict[str, list[tuple[int | None, str | None]]] = {}
             for row in rows.select([SAMPLE_ID, "position", "modality"]).to_pylist():
-                items.setdefault(row[SAMPLE_ID], []).append((row["position"], row["modality"]))
-            samples += [FoundSample(job.partition, key, tuple(of), is_whole, ()) for key, of in items.items()]
-    return Found(tuple(samples), Needles.joined(needles))
+                samples.append(FoundSample.of_row(job.partition, row, is_whole=is_whole, is_past=True))
+    return Found.of(samples, needles)
 
 
 def _table_files(root: str, stale: Mapping[str, Collection[str]]) -> Iterator[_FileJob]:
@@ -473,7 +471,7 @@ def refuse_raw(plan: Plan, shards: Mapping[str, RawShard]) -> None:
         NotErasedError: naming the file or the sample, and what to do.
     """
     for sample in plan.found.samples:
-        if not sample.is_whole:
+        if not sample.is_whole and not sample.is_past:
             raise NotErasedError(
                 f"shard {sample.partition!r}: sample {sample.sample_id!r:.200}: only items of it are erased, "
                 "and --raw takes whole samples out: erase it by --sample-id, or leave --raw out"

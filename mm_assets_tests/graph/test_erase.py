@@ -306,6 +306,23 @@ def test_after_its_shard_is_retired(world: World) -> None:
     world.ok("erase", "--sample-id", A1, "--drop-tags")
     assert world.with_any(_needles(A1), world.storage, world.home) == []
     assert world.samples() == {B1, B2, C1}
+    world.ok("erase", "--sample-id", B1, "--drop-tags")
+    (world.raw / "b.tar.gz").unlink()
+    world.ok("retire", "b")
+    assert "in 1 shard, 0 rows" in world.ok("erase", "--sample-id", B1)
+
+
+def test_a_sample_of_the_same_id_stays(world: World) -> None:
+    """Its document has the URL no more."""
+    members = _of(A1, BAD, A2)
+    name = f"{A1}.json"
+    members[name] = members[name].replace(_url(A1).encode(), b"https://example.org/pages/another.html")
+    make_tar(world.raw / "a.tar", members.items())
+    world.ok("run", "--changed")
+    world.ok("erase", "--url", _url(A1), "--drop-tags")
+    gone = [_url(A1).encode()]
+    assert world.with_any(gone, world.storage, world.home) == []
+    assert A1 in world.samples() & world.samples("filtered") and world.certificate()["partitions"] == {}
 
 
 def test_what_only_stale_outputs_have(world: World) -> None:
