@@ -16,6 +16,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import posixpath
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -47,6 +48,7 @@ from mm_assets.storage.files import (
     join,
     local_path,
     open_binary,
+    read_bytes,
     remove,
     staged,
     sweep,
@@ -338,6 +340,7 @@ class Erasing:
         own = [join(self._store.folder, name) for name in files_in(self._store.folder, suffix=WORK)]
         found = scan(places.names, work.needles, self._pool, own)
         below = {path: places.shown(path) for path in found.paths()}
+        asked = {path for path, name in below.items() if self._holds_only_digests(path, name, work.needles)}
         again = [path for path, name in below.items() if name.startswith(_MADE_AGAIN)]
         for path in again:
             remove(path)
@@ -350,7 +353,7 @@ class Erasing:
         left = [
             {"place": below[one.path], "inside": one.inside, "kind": one.kind, "times": times}
             for one, times in found.occurrences.items()
-            if one.path not in again
+            if one.path not in {*again, *asked}
         ]
         left += [
             {"place": place, "inside": "", "kind": "text", "times": 1}
@@ -373,6 +376,17 @@ class Erasing:
             }
         )
         yield f"scanned: {found.files:,} files of {found.nbytes:,} bytes, {len(left)} with it"
+
+    def _holds_only_digests(self, path: str, name: str, needles: Needles) -> bool:
+        """Return whether a file is a certificate that has no more of it than the digests asked for."""
+        folder, file = posixpath.split(name)
+        if join(self._root, folder) != self._store.folder or not file.endswith(".json"):
+            return False
+        entries = self._store.read(file.removesuffix(".json")).entries
+        data = read_bytes(path) or b""
+        for entry in entries:
+            data = data.replace(f'"value": "{entry.value}"'.encode(), b"")
+        return not needles.is_in(data.decode(errors="replace"))
 
     def _outside(self, work: Work) -> list[str]:
         """Return what the scan says nothing of."""

@@ -462,6 +462,31 @@ def test_it_waits_for_what_is_unfinished(world: World) -> None:
     assert world.with_any(_needles(A1), world.storage, world.home) == []
 
 
+def _small_world(folder: Path, **members: Mapping[str, bytes]) -> World:
+    """Raw tars of these members, through the graph."""
+    world = World(folder)
+    world.home.mkdir()
+    for name, of in members.items():
+        make_tar(world.raw / f"{name}.tar", of.items())
+    world.ok("run")
+    return world
+
+
+def test_a_document_that_states_the_digest_which_is_erased(tmp_path: Path) -> None:
+    """The certificate has that digest, too: it is what was asked for, and no trace."""
+    members = _of(A1)
+    digest = hashlib.sha256(members[f"{A1}.0.png"]).hexdigest()
+    document = json.loads(members[f"{A1}.json"]) | {"page_digest": digest}
+    world = _small_world(tmp_path, a={**members, f"{A1}.json": json.dumps(document).encode()}, b=_of(B1))
+    assert len(files_with(world.storage, [digest.encode()])) > 1
+    for asked in (["--sample-id", A1, "--sha256", digest], ["--sample-id", A1, "--sha256", digest, "--raw"]):
+        world.ok("erase", *asked)
+        assert world.certificate()["finished"]
+        assert all(
+            name.startswith("ledger/erasures/") for name in files_with(world.storage, [digest.encode()])
+        )
+
+
 def test_what_was_found_of_all_shards_and_the_training_set(tmp_path: Path) -> None:
     """A copy of a picture of the sample stays in another shard, and nothing there names the sample."""
     world = World(tmp_path)
