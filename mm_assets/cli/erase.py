@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -114,6 +115,7 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
     from mm_assets.formats.raw_shards import RawLocations
     from mm_assets.formats.webdataset import RawLayout
     from mm_assets.pool.workers import WorkerPool
+    from mm_assets.storage.errors import error_line
     from mm_assets.versions import erasing, erasure_plan
 
     settings, store = Settings.load(), ErasureStore(root)
@@ -158,16 +160,19 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
         for number, erasure in enumerate(waiting):
             # A run that has ended meanwhile may have made more of it.
             is_planned = number == len(resumed) and stamps == erasure_plan.stamps_of(root)
-            if not is_planned and (known := erasing.work_of(store, erasure)) is not None:
-                named = [given.get(entry, entry) for entry in erasure.entries]
-                plan = erasure_plan.plan(root, named, pool, is_whole=False, known=known.needles)
-                refuse(plan, known.has_raw, [*known.tags, *known.table_tags])
-                erasure = erasing.planned(store, erasure, plan, known)
-            work = erasing.Erasing(root, erasure, orchestrator, pool, shards, layout)
-            for line in work.run():
-                print(printable(line), flush=True)
-            _print_certificate(work.erasure)
-            done.append(work.erasure)
+            try:
+                if not is_planned and (known := erasing.work_of(store, erasure)) is not None:
+                    named = [given.get(entry, entry) for entry in erasure.entries]
+                    plan = erasure_plan.plan(root, named, pool, is_whole=False, known=known.needles)
+                    refuse(plan, known.has_raw, [*known.tags, *known.table_tags])
+                    erasure = erasing.planned(store, erasure, plan, known)
+                work = erasing.Erasing(root, erasure, orchestrator, pool, shards, layout)
+                for line in work.run():
+                    print(printable(line), flush=True)
+            except (OSError, ValueError) as error:  # the others do not wait for it
+                print(f"mm-assets: {printable(error_line(error))}", file=sys.stderr, flush=True)
+            done.append(store.read(erasure.id))
+            _print_certificate(done[-1])
     return 0 if all(erasure.finished for erasure in done) else 1
 
 
@@ -175,11 +180,13 @@ def _orchestrator(instance: Any) -> Any:
     from mm_assets.event_log.erasure import erase_events, event_texts
     from mm_assets.headless.instance import home_in_force
     from mm_assets.headless.request import MakeRequest
-    from mm_assets.headless.run import run_graph
+    from mm_assets.headless.run import due_shards, run_graph
     from mm_assets.versions.erasing import Orchestrator
 
-    def make(partitions: Sequence[str], assets: Sequence[str]) -> None:
-        run_graph(MakeRequest(tuple(partitions), tuple(assets)))
+    def make(partitions: Sequence[str], assets: Sequence[str]) -> list[str]:
+        if run_graph(MakeRequest(tuple(partitions), tuple(assets))) == 0 or instance is None:
+            return []
+        return sorted(due_shards(instance, assets).intersection(partitions))
 
     def refuse_unfinished() -> None:
         if instance is not None:

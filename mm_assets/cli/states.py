@@ -283,6 +283,7 @@ def run_retire(options: argparse.Namespace) -> int:
         OSError: the raw shards cannot be listed.
     """
     from mm_assets.accounting import statistics_folder
+    from mm_assets.accounting.erasures import ErasureStore
     from mm_assets.accounting.retirement import Retirement, retirable
     from mm_assets.filters.duplicates import retire_verdicts
     from mm_assets.formats.raw_shards import RawAbsence, RawLocations
@@ -299,8 +300,15 @@ def run_retire(options: argparse.Namespace) -> int:
         keys: list[str] = []
         kept: list[str] = []
         absence = RawAbsence(locations, listing)
+        named = set(options.partitions)
+        # What cannot be rebuilt may go: an erasure waits for it, and ingest refuses what it erases.
+        waiting = {
+            key
+            for erasure in ErasureStore(root).unfinished()
+            for key in named.intersection(erasure.partitions)
+        }
         for key in retirable(known, listing, options.partitions, root):
-            reason = absence.reason_to_keep(key, is_named=bool(options.partitions))
+            reason = None if key in waiting else absence.reason_to_keep(key, is_named=bool(named))
             (keys if reason is None else kept).append(reason or key)
         if not options.partitions:
             _refuse_unlikely(keys, known, listing.unmatched)

@@ -504,7 +504,12 @@ class RawAbsence:
             OSError: its folder cannot be listed.
         """
         if key in self._listing:
-            return f"{key}: its raw shard exists: {', '.join(self._listing[key].files)}"
+            files = self._listing[key].files
+            if is_named and not any(
+                file.startswith(VIRTUAL_SCHEMES) or exists(file, self._options) for file in files
+            ):
+                return None
+            return f"{key}: its raw shard exists: {', '.join(files)}"
         if members := [file for file in self._files_beside(key) if own_name(key, file) is not None]:
             return (
                 f"{key}: raw shards of this group exist: {', '.join(members[:_NAMED])}; "

@@ -296,18 +296,23 @@ def find_status() -> tuple[Status, Outlook]:
         gc.enable()
 
 
-def due_lines(instance: dg.DagsterInstance, assets: Collection[str]) -> list[str]:
-    """Return a line for who uses outputs as they are, where shards in them are due that were made before."""
+def due_shards(instance: dg.DagsterInstance, assets: Collection[str]) -> set[str]:
+    """Return the shards that were made before and are due in some assets: failed, or of other settings."""
     resources = resources_from_environment()
     graph, root = build_definitions(resources).resolve_asset_graph(), resources["maintained"].root
     by_asset = StatusFinder(instance, graph, root, resources["raw"]).due().by_asset
-    due = {
+    return {
         key
         for asset, found in by_asset.items()
         if asset.to_user_string() in assets
         for key, why in found.items()
         if why.kind != MISSING
     }
+
+
+def due_lines(instance: dg.DagsterInstance, assets: Collection[str]) -> list[str]:
+    """Return a line for who uses outputs as they are, where shards in them are due that were made before."""
+    due = due_shards(instance, assets)
     shards = counted(len(due), "shard is", "shards are")
     how = "mm-assets run --failed --changed makes what is due"
     return [f"{shards} due, and taken as last made: {how}"] if due else []

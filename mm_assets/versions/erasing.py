@@ -17,6 +17,7 @@ import gzip
 import json
 import os
 import posixpath
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,6 +29,7 @@ from typing import IO, Any, Final
 from mm_assets.accounting import CACHE, LANCE, TRAINING, statistics_folder
 from mm_assets.accounting.erasures import DenyList, Entry, Erasure, ErasureStore, alias_of
 from mm_assets.accounting.needles import Needles
+from mm_assets.accounting.retirement import Retirement
 from mm_assets.accounting.survey_store import scrub_surveys
 from mm_assets.accounting.traces import scan
 from mm_assets.filters.duplicates import retire_verdicts
@@ -54,7 +56,14 @@ from mm_assets.storage.files import (
     sweep,
 )
 from mm_assets.storage.stamps import files_in
-from mm_assets.versions.erasure_plan import NotErasedError, Places, Plan, published_to, shards_named
+from mm_assets.versions.erasure_plan import (
+    NotErasedError,
+    Places,
+    Plan,
+    absence_of,
+    published_to,
+    shards_named,
+)
 from mm_assets.versions.tagging import drop_tag
 
 WORK: Final = ".work"
@@ -160,7 +169,7 @@ class Orchestrator:
     Attributes:
         home: its folder; empty for none.
         refuse_unfinished: raises where a run or a backfill is unfinished.
-        make: makes shards anew in some assets; of no shards, assets without partitions.
+        make: rebuilds shards in some assets; of none, assets without partitions. Returns those that fail.
         erase_events: takes partitions, whether a text is a trace, aliases by sample id, what stands for texts
             that go, and the time since when no event can quote it; returns how much was changed.
         texts: texts of databases that are no files, with their places.
@@ -168,7 +177,7 @@ class Orchestrator:
 
     home: str
     refuse_unfinished: Callable[[], None]
-    make: Callable[[Sequence[str], Sequence[str]], None]
+    make: Callable[[Sequence[str], Sequence[str]], Collection[str]]
     erase_events: Callable[[Collection[str], Callable[[str], bool], Mapping[str, str], str, float], int]
     texts: Callable[[], Iterable[tuple[str, str]]]
 
@@ -225,32 +234,52 @@ class Erasing:
             self._write(finished=_now())
             yield f"finished: {self._store.folder}/{self.erasure.id}.json"
 
-    def _listed(self) -> list[str]:
-        """Return the shards that hold it and can be made anew; the others are retired."""
-        return [name for name in self.erasure.partitions if name in self._shards]
-
     def _erase(self, work: Work) -> Iterator[str]:
-        partitions = self._listed()
+        partitions = list(self.erasure.partitions)
         if work.has_raw:
             for partition in partitions:
-                for file in self._shards[partition].files:
+                for file in self._files_of(partition):
                     yield self._rewrite_raw(partition, file, work)
         if partitions:
             retire_verdicts(statistics_folder(self._root), partitions)
-            self._graph.make(partitions, work.assets)
-            yield self._told("shards", partitions, f"made anew: {first_and_more(partitions)}")
+            yield from self._rebuild(partitions, work, "rebuilt")
         if work.makes_set:
             self._graph.make([], [TRAINING])
-            yield self._told("outputs", [TRAINING], f"made anew: {TRAINING}")
+            yield self._told("outputs", [TRAINING], f"rebuilt: {TRAINING}")
         self._graph.refuse_unfinished()  # one that has begun meanwhile
         for step in (self._drop_tags, self._purge_table, self._sweep, self._purge_home):
             yield from step(work)
         yield from self._scan(work)
         while others := self._others():
             self._write(partitions={**self.erasure.partitions, **dict.fromkeys(others, 0)})
-            self._graph.make(others, work.assets)
-            yield self._told("shards", others, f"made anew, as they name it: {first_and_more(others)}")
+            yield from self._rebuild(others, work, "rebuilt, as they name it")
             yield from self._scan(work)
+
+    def _rebuild(self, partitions: Sequence[str], work: Work, what: str) -> Iterator[str]:
+        """Rebuild the shards that have outputs; of one that was retired nothing is left.
+
+        Raises:
+            NotErasedError: some cannot be rebuilt. No tag or earlier version was touched.
+        """
+        kept = Retirement(self._root).partitions()
+        failed = {name: absence_of(name, self._shards) for name in partitions if name in kept}
+        if names := [name for name, absence in failed.items() if not absence]:
+            again = self._graph.make(names, work.assets)
+            failed |= {name: "it fails, as said above" if name in again else "" for name in names}
+        if rebuilt := [name for name in names if not failed[name]]:
+            yield self._told("shards", rebuilt, f"{what}: {first_and_more(rebuilt)}")
+        if gone := [name for name in partitions if name not in kept]:
+            yield self._told("shards without outputs", gone, f"no outputs left: {first_and_more(gone)}")
+        if why := {name: reason for name, reason in failed.items() if reason}:
+            several = "; ".join(f"shard {name!r}: {reason}" for name, reason in why.items())
+            raise NotErasedError(
+                f"erasure {self.erasure.id} is unfinished: shards cannot be rebuilt: {several}: mend "
+                f"that or remove their outputs (mm-assets retire {shlex.join(why)}); then erase again"
+            )
+
+    def _files_of(self, partition: str) -> tuple[str, ...]:
+        """Return the raw files of a shard that are there."""
+        return () if absence_of(partition, self._shards) else self._shards[partition].files
 
     def _others(self) -> list[str]:
         """Return further shards whose files of the ledger have it."""
@@ -394,9 +423,9 @@ class Erasing:
             f"published to {target}: publish again, with --delete" for target in published_to(self._root)
         ]
         if not work.has_raw:
-            files = [file for name in self._listed() for file in self._shards[name].files]
+            files = [file for name in self.erasure.partitions for file in self._files_of(name)]
             lines += [f"raw shard {file} may have it still: it is refused there" for file in files]
-        roots = {self._root, *(file for name in self._listed() for file in self._shards[name].files)}
+        roots = {self._root, *(file for name in self.erasure.partitions for file in self._files_of(name))}
         buckets = {bucket: state for root in roots for bucket, state in _versioning(root).items()}
         lines += [f"bucket {bucket}: {state}" for bucket, state in sorted(buckets.items())]
         if self._layout.images_from:

@@ -1,7 +1,7 @@
 """Plans of erasures: what a request names, where it is, and why it cannot go, before anything is written.
 
-`entries_in` reads a list of what to erase. `plan` finds it in a storage. `refuse_absent` and `refuse_raw`
-raise where a shard, or a raw shard, cannot be written without it.
+`entries_in` reads a list of what to erase. `plan` finds it in a storage. `refuse_listed` and `refuse_raw`
+raise where a list of ids, or a raw shard, would keep it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import json
 import os
 import posixpath
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -44,7 +45,7 @@ from mm_assets.formats.parquet import UNREADABLE, read_small_table
 from mm_assets.formats.raw_shards import RawShard
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset import VIRTUAL_SCHEMES
-from mm_assets.model.errors import ERASED, MmAssetsError, first_and_more
+from mm_assets.model.errors import ERASED, MmAssetsError
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import exists, filesystem, is_remote, join, open_binary, read_bytes, size_of
@@ -504,18 +505,27 @@ def refuse_listed(plan: Plan, filters: Iterable[Filter[Any]]) -> None:
                 )
 
 
-def refuse_absent(plan: Plan, shards: Collection[str]) -> None:
-    """Raise where a shard cannot be made anew, as its raw shard is not there.
+def refuse_absent(plan: Plan, shards: Mapping[str, RawShard]) -> None:
+    """Raise where a shard with outputs cannot be rebuilt, as its raw shard is not there.
 
     Raises:
         NotErasedError: naming it, and what to do.
     """
-    absent = [name for name in plan.partitions if name in plan.present and name not in shards]
-    if absent:
+    absent = {name: absence_of(name, shards) for name in plan.partitions if name in plan.present}
+    if why := {name: absence for name, absence in absent.items() if absence}:
+        several = "; ".join(f"shard {name!r}: {absence}" for name, absence in why.items())
         raise NotErasedError(
-            f"{first_and_more([repr(name) for name in absent])}: no raw shard in MM_RAW_SHARDS to make it "
-            "anew from: put it back, or mm-assets retire removes its outputs; erase again then"
+            f"{several}: put it back, or remove the outputs (mm-assets retire {shlex.join(why)}); then erase "
+            "again: nothing was changed"
         )
+
+
+def absence_of(partition: str, shards: Mapping[str, RawShard]) -> str:
+    """Return why the raw shard of a partition cannot be read; empty: it is there."""
+    if partition not in shards:
+        return "no raw shard of it in MM_RAW_SHARDS"
+    files = [file for file in shards[partition].files if not file.startswith(VIRTUAL_SCHEMES)]
+    return next((f"its raw shard {file} does not exist" for file in files if not exists(file)), "")
 
 
 def stamps_of(root: str) -> Mapping[str, Any]:

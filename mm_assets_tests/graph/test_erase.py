@@ -195,7 +195,7 @@ def test_a_sample_leaves_everything_and_nothing_else_does(world: World) -> None:
     assert world.with_any(_needles(A1), *everywhere) == []
     assert world.samples() == world.samples("filtered") == {A2, B1, B2, C1}
     assert {name: _of_shard(world, name) for name in "bc"} == others
-    assert "made anew: a\n" in told and "tag v1: dropped\n" in told
+    assert "rebuilt: a\n" in told and "tag v1: dropped\n" in told
     assert A1.encode() in (world.raw / "a.tar").read_bytes()
     certificate = world.certificate()
     assert certificate["partitions"] == {"a": 5} and certificate["finished"]
@@ -301,7 +301,7 @@ def test_what_only_a_tag_has(world: World) -> None:
 def test_after_its_shard_is_retired(world: World) -> None:
     (world.raw / "a.tar").unlink()
     line = world.refused("erase", "--sample-id", A1, "--drop-tags")
-    assert line.startswith("'a': no raw shard in MM_RAW_SHARDS") and "mm-assets retire" in line
+    assert line.startswith("shard 'a': no raw shard of it in MM_RAW_SHARDS: put it back, or remove")
     world.ok("retire", "a")
     world.ok("erase", "--sample-id", A1, "--drop-tags")
     assert world.with_any(_needles(A1), world.storage, world.home) == []
@@ -330,7 +330,7 @@ def test_what_only_stale_outputs_have(world: World) -> None:
     _without_a1(world, "run", "--assets", "curated_parquet")
     assert A1 in world.samples("filtered")
     told = world.ok("erase", "--url", _url(A1), "--drop-tags")
-    assert "made anew: a\n" in told and "made anew: training_set\n" in told
+    assert "rebuilt: a\n" in told and "rebuilt: training_set\n" in told
     assert world.with_any(_needles(A1), world.storage, world.home) == []
     assert world.samples("filtered") == {A2, B1, B2, C1}
 
@@ -347,7 +347,7 @@ def test_what_a_run_beside_it_has_made(world: World) -> None:
     assert new in world.samples()
     (world.folder / "erasures").rename(folder)
     told = world.ok("erase")
-    assert "goes on\n" in told and "made anew: d\n" in told
+    assert "goes on\n" in told and "rebuilt: d\n" in told
     assert world.with_any(_needles(new), world.storage, world.home) == []
     assert world.certificate()["partitions"] == {"d": 5}
 
@@ -439,9 +439,6 @@ def test_what_it_refuses(world: World) -> None:
         line = world.refused("erase", "--sample-id", A1, "--drop-tags")
         assert "another mm-assets erase is going on here" in line
         assert line.endswith("until then nothing of this call is refused")
-    (world.raw / "a.tar").rename(world.folder / "a.tar")
-    line = world.refused("erase", "--sample-id", A1, "--drop-tags")
-    assert line.startswith("'a': no raw shard in MM_RAW_SHARDS") and "mm-assets retire" in line
     done = world.run("erase", "--pdq", "00:1")
     assert done.returncode == 2 and "pdq: '00' is not 64 hex digits" in done.stderr
 
@@ -487,6 +484,27 @@ def test_a_document_that_states_the_digest_which_is_erased(tmp_path: Path) -> No
         )
 
 
+def test_a_shard_that_cannot_be_rebuilt_keeps_no_erasure_from_its_end(tmp_path: Path) -> None:
+    """Its raw shard is gone, though named, or it is damaged: unfinished, and `retire` leads on."""
+    world = _small_world(tmp_path, a=_of(A1), b=_of(B1), c=_of(C1))
+    world.ok("tag", "v1")
+    named = {"MM_RAW_SHARDS": " ".join(str(world.raw / f"{name}.tar") for name in "abc")}
+    (world.raw / "b.tar").write_bytes(b"damaged" * 1000)
+    done = world.run("erase", "--sample-id", B1, "--drop-tags", **named)
+    assert done.returncode == 1 and "rebuilt: " not in done.stdout and "v1: " in world.ok("tag", "--list")
+    assert "cannot be rebuilt: shard 'b': it fails, as said above: mend that or remove" in done.stderr
+    done = world.run("erase", "--sample-id", C1, "--drop-tags", **named)  # it does not wait for the other
+    assert done.returncode == 1 and world.certificate()["finished"] and "rebuilt: c\n" in done.stdout
+    (world.raw / "a.tar").unlink()
+    line = world.refused("erase", "--sample-id", A1, **named)
+    assert line.startswith(f"shard 'a': its raw shard {world.raw / 'a.tar'} does not exist: put it back, or")
+    world.ok("retire", "a", "b", **named)
+    told = world.ok("erase", "--sample-id", A1, **named)
+    assert "no outputs left: b\n" in told and "rebuilt" not in told
+    needles = [needle for sample in (A1, B1, C1) for needle in _needles(sample)]
+    assert world.with_any(needles, world.storage, world.home) == []
+
+
 def test_what_was_found_of_all_shards_and_the_training_set(tmp_path: Path) -> None:
     """A copy of a picture of the sample stays in another shard, and nothing there names the sample."""
     world = World(tmp_path)
@@ -504,7 +522,7 @@ def test_what_was_found_of_all_shards_and_the_training_set(tmp_path: Path) -> No
     assert held <= {*before} and "training/plan.parquet" in before
     told = world.ok("erase", "--sample-id", A1, **more)
     assert world.with_any(needles, world.storage, world.home) == []
-    assert "made anew: a and 2 more\n" in told and "made anew: training_set\n" in told
+    assert "rebuilt: a and 2 more\n" in told and "rebuilt: training_set\n" in told
     assert "not looked for (image, in what stays, too): 2\n" in told
     rows = pq.read_table(world.storage / "filtered" / "b.parquet").to_pylist()
     assert copied in [row["binary_content"] for row in rows if row["sample_id"] == B1]
@@ -513,7 +531,7 @@ def test_what_was_found_of_all_shards_and_the_training_set(tmp_path: Path) -> No
 
 
 RANDOM_KILLS = int(os.environ.get("TEST_KILLS", "1"))
-STEPS = ("raw shard", "materializing", "made anew", "tag v1", "earlier versions", "surveys", "temporary",
+STEPS = ("raw shard", "materializing", "rebuilt", "tag v1", "earlier versions", "surveys", "temporary",
          "event log", "scanned")  # fmt: skip
 
 
