@@ -121,6 +121,7 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
     settings, store = Settings.load(), ErasureStore(root)
     locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
     shards = locations.shards(settings.shards_per_partition)
+    layout = RawLayout(**settings.raw_layout())
     with (
         open_dagster(changes_nothing=options.dry_run) as instance,
         WorkerPool(settings.workers, may_fork=True) as pool,
@@ -128,17 +129,18 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
         orchestrator = _orchestrator(instance)
         done = []
 
-        def refuse(plan: Any, has_raw: bool, dropped: Collection[str] = ()) -> None:
+        def checked(plan: Any, named: Sequence[Any], has_raw: bool, dropped: Collection[str] = ()) -> Any:
             erasure_plan.refuse_absent(plan, shards)
             erasure_plan.refuse_listed(plan, settings.active_filters())
             if has_raw:
-                erasure_plan.refuse_raw(plan, shards)
+                plan = erasure_plan.with_raw(plan, named, shards, layout)
             tags = [tag for tag in (*plan.tags, *plan.table_tags) if tag not in dropped]
             if tags and not options.drop_tags:
                 raise ValueError(
                     f"{counted(len(tags), 'tag')} would keep it: {', '.join(tags)}: --drop-tags drops "
                     "them; nothing was changed"
                 )
+            return plan
 
         resumed = [] if options.dry_run else store.unfinished()
         for erasure in resumed:
@@ -151,11 +153,10 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
             if options.dry_run:
                 _print_plan(plan)
                 return 0
-            refuse(plan, options.raw)
+            plan = checked(plan, entries, options.raw)
             waiting.append(erasing.begin(store, entries, plan, has_raw=options.raw))
             print(f"erasure {waiting[-1].id}: from now on it is refused", flush=True)
         orchestrator.refuse_unfinished()
-        layout = RawLayout(**settings.raw_layout())
         given = {entry: entry for entry in entries}  # those of a store are without what was given
         for number, erasure in enumerate(waiting):
             # A run that has ended meanwhile may have made more of it.
@@ -164,7 +165,7 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
                 if not is_planned and (known := erasing.work_of(store, erasure)) is not None:
                     named = [given.get(entry, entry) for entry in erasure.entries]
                     plan = erasure_plan.plan(root, named, pool, is_whole=False, known=known.needles)
-                    refuse(plan, known.has_raw, [*known.tags, *known.table_tags])
+                    plan = checked(plan, named, known.has_raw, [*known.tags, *known.table_tags])
                     erasure = erasing.planned(store, erasure, plan, known)
                 work = erasing.Erasing(root, erasure, orchestrator, pool, shards, layout)
                 for line in work.run():

@@ -62,6 +62,7 @@ from mm_assets.versions.erasure_plan import (
     Plan,
     absence_of,
     published_to,
+    raw_files,
     shards_named,
 )
 from mm_assets.versions.tagging import drop_tag
@@ -238,7 +239,7 @@ class Erasing:
         partitions = list(self.erasure.partitions)
         if work.has_raw:
             for partition in partitions:
-                for file in self._files_of(partition):
+                for file in raw_files(partition, self._shards):
                     yield self._rewrite_raw(partition, file, work)
         if partitions:
             retire_verdicts(statistics_folder(self._root), partitions)
@@ -276,10 +277,6 @@ class Erasing:
                 f"erasure {self.erasure.id} is unfinished: shards cannot be rebuilt: {several}: mend "
                 f"that or remove their outputs (mm-assets retire {shlex.join(why)}); then erase again"
             )
-
-    def _files_of(self, partition: str) -> tuple[str, ...]:
-        """Return the raw files of a shard that are there."""
-        return () if absence_of(partition, self._shards) else self._shards[partition].files
 
     def _others(self) -> list[str]:
         """Return further shards whose files of the ledger have it."""
@@ -423,9 +420,12 @@ class Erasing:
             f"published to {target}: publish again, with --delete" for target in published_to(self._root)
         ]
         if not work.has_raw:
-            files = [file for name in self.erasure.partitions for file in self._files_of(name)]
+            files = [file for name in self.erasure.partitions for file in raw_files(name, self._shards)]
             lines += [f"raw shard {file} may have it still: it is refused there" for file in files]
-        roots = {self._root, *(file for name in self.erasure.partitions for file in self._files_of(name))}
+        roots = {
+            self._root,
+            *(file for name in self.erasure.partitions for file in raw_files(name, self._shards)),
+        }
         buckets = {bucket: state for root in roots for bucket, state in _versioning(root).items()}
         lines += [f"bucket {bucket}: {state}" for bucket, state in sorted(buckets.items())]
         if self._layout.images_from:

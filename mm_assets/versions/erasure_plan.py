@@ -1,7 +1,7 @@
 """Plans of erasures: what a request names, where it is, and why it cannot go, before anything is written.
 
-`entries_in` reads a list of what to erase. `plan` finds it in a storage. `refuse_listed` and `refuse_raw`
-raise where a list of ids, or a raw shard, would keep it.
+`entries_in` reads a list of what to erase. `plan` finds it in a storage, `with_raw` in raw tars, too.
+`refuse_listed` raises where a list of ids would keep it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import posixpath
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
@@ -40,11 +40,14 @@ from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import ASSET as DUPLICATES
 from mm_assets.filters.id_list import HASH_DIGITS, SAMPLE_ID, IdFilter, IdList
 from mm_assets.filters.known_hashes import DEFAULT_RADIUS
+from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.names import PLAN_FILE, TAR_SUFFIXES, partition_filename
 from mm_assets.formats.parquet import UNREADABLE, read_small_table
+from mm_assets.formats.partitions import id_prefix
 from mm_assets.formats.raw_shards import RawShard
 from mm_assets.formats.registry import reader_for
-from mm_assets.formats.webdataset import VIRTUAL_SCHEMES
+from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, VIRTUAL_SCHEMES, RawLayout
+from mm_assets.formats.webdataset.reader import WebdatasetSource
 from mm_assets.model.errors import ERASED, MmAssetsError
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located
@@ -461,28 +464,49 @@ def published_to(root: str) -> list[str]:
     return targets
 
 
-def refuse_raw(plan: Plan, shards: Mapping[str, RawShard]) -> None:
-    """Raise where raw shards cannot be written without what is to be erased.
+def with_raw(plan: Plan, entries: Sequence[Entry], shards: Mapping[str, RawShard], layout: RawLayout) -> Plan:
+    """Return the plan of an erasure that rewrites raw tars, with the samples that entries mean in these.
 
-    Args:
-        plan: of the erasure.
-        shards: the raw shards.
+    Outputs may have them no more, such as after an erasure that left raw tars alone.
 
     Raises:
-        NotErasedError: naming the file or the sample, and what to do.
+        NotErasedError: a raw shard cannot be written without them; it names the file or the sample, and what
+            to do.
     """
-    for sample in plan.found.samples:
-        if not sample.is_whole and not sample.is_past:
-            raise NotErasedError(
-                f"shard {sample.partition!r}: sample {sample.sample_id!r:.200}: only items of it are erased, "
-                "and --raw takes whole samples out: erase it by --sample-id, or leave --raw out"
-            )
+    deny = DenyList.of([Erasure.begin(entries)])
+    whole = set(plan.samples)
     for partition in plan.partitions:
-        for file in shards[partition].files if partition in shards else ():
-            if file.startswith(VIRTUAL_SCHEMES) or not file.lower().endswith(TAR_SUFFIXES):
+        present = [s for s in plan.found.samples if s.partition == partition and not s.is_past]
+        in_part = {sample.sample_id for sample in present if not sample.is_whole}
+        for file in raw_files(partition, shards):
+            if not is_raw_tar(file):
                 raise NotErasedError(
-                    f"{file}: --raw writes tars alone: take it out yourself, and leave --raw out"
+                    f"{file}: --raw rewrites tars alone: take it out yourself, and leave --raw out"
                 )
+            prefix = id_prefix(layout.sample_id_prefix, partition, shards[partition].files, file)
+            with closing(
+                WebdatasetSource(file, layout, file, True, None, MAX_MEMBER_BYTES, SampleIds(), prefix)
+            ) as source:
+                for table in source.tables(source.schema.names, _AT_ONCE):
+                    ids = table.column("sample_id").to_pylist()
+                    for row, denial in deny.denials(table, ()).items():
+                        (whole if denial.is_of_sample else in_part).add(ids[row])
+        if items := sorted(in_part - whole):
+            raise NotErasedError(
+                f"shard {partition!r}: sample {items[0]!r:.200}: only items of it are erased, and --raw "
+                "takes whole samples out: erase it by --sample-id, or leave --raw out"
+            )
+    return replace(plan, samples=sorted(whole))
+
+
+def raw_files(partition: str, shards: Mapping[str, RawShard]) -> tuple[str, ...]:
+    """Return the raw files of a shard that are there."""
+    return () if absence_of(partition, shards) else shards[partition].files
+
+
+def is_raw_tar(file: str) -> bool:
+    """Return whether a raw file is a tar, which can be written without a sample."""
+    return not file.startswith(VIRTUAL_SCHEMES) and file.lower().endswith(TAR_SUFFIXES)
 
 
 def refuse_listed(plan: Plan, filters: Iterable[Filter[Any]]) -> None:

@@ -179,6 +179,16 @@ def world(template: World) -> Iterator[World]:
     yield template
 
 
+def _small_world(folder: Path, **members: Mapping[str, bytes]) -> World:
+    """Raw tars of these members, through the graph."""
+    world = World(folder)
+    world.home.mkdir()
+    for name, of in members.items():
+        make_tar(world.raw / f"{name}.tar", of.items())
+    world.ok("run")
+    return world
+
+
 def _of_shard(world: World, name: str) -> dict[str, bytes]:
     """The data of a shard, without what says when it was made."""
     found = world.files(
@@ -246,6 +256,22 @@ def test_the_raw_tar_may_follow_later(world: World) -> None:
     world.ok("erase", "--sample-id", A1, "--raw")
     assert world.with_any(_needles(A1), world.storage, world.home, world.raw) == []
     assert world.samples() == {A2, B1, B2, C1}
+
+
+@pytest.mark.parametrize("by", ["url", "sha256"])
+def test_a_raw_tar_that_follows_later_is_searched_by_what_was_asked_for(tmp_path: Path, by: str) -> None:
+    """No output knows any more which sample that was."""
+    world = _small_world(tmp_path, a=_of(A1, A2))
+    asked = ["--url", _url(A1)]
+    if by == "sha256":
+        asked = ["--sha256", hashlib.sha256(_members(A1)[f"{A1}.0.png"]).hexdigest()]
+    world.ok("erase", *asked)
+    if by == "sha256":
+        assert "only items of it are erased, and --raw takes" in world.refused("erase", *asked, "--raw")
+        return
+    told = world.ok("erase", *asked, "--raw")
+    assert f"raw shard {world.raw / 'a.tar'}: " in told and " bytes taken out" in told
+    assert list(tar_members(world.raw / "a.tar")) == list(_of(A2))
 
 
 def test_a_dry_run_changes_nothing_and_says_where_it_is(world: World) -> None:
@@ -457,16 +483,6 @@ def test_it_waits_for_what_is_unfinished(world: World) -> None:
         instance.delete_run(queued.run_id)
     assert "goes on\n" in world.ok("erase")
     assert world.with_any(_needles(A1), world.storage, world.home) == []
-
-
-def _small_world(folder: Path, **members: Mapping[str, bytes]) -> World:
-    """Raw tars of these members, through the graph."""
-    world = World(folder)
-    world.home.mkdir()
-    for name, of in members.items():
-        make_tar(world.raw / f"{name}.tar", of.items())
-    world.ok("run")
-    return world
 
 
 def test_a_document_that_states_the_digest_which_is_erased(tmp_path: Path) -> None:
