@@ -377,7 +377,8 @@ class DenyList:
         if self._of_bytes(data) is not None:
             return True
         if not bytes(data[:64]).lstrip(_BLANKS).startswith((b"{", b"[")):
-            return False
+            hash_ = KnownHashes.hash_of(data) if self._pictures else None
+            return hash_ is not None and self._of_picture(hash_) is not None
         quoted = _QUOTED.findall(bytes(data).decode("utf-8-sig", "replace"))  # the JSON may be damaged
         return any(self.hides_text(str(json_value(text))) for text in quoted)
 

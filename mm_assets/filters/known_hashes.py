@@ -62,6 +62,16 @@ class KnownHashes:
         found = int(near[distances[near].argmin()])
         return found, int(distances[found])
 
+    @staticmethod
+    def hash_of(image: bytes | memoryview) -> str | None:
+        """Return the PDQ hash of an image; None where it says little, and of what cannot be decoded."""
+        named = {"sample_id": [""], "position": [0], "modality": ["image"]}
+        table = pa.table({**named, "binary_content": pa.array([bytes(image)], pa.large_binary())})
+        try:
+            return picture_hashes(table, [0]).get(0)
+        except ValueError:  # decoded, it takes more memory than there is
+            return None
+
 
 def picture_hashes(table: pa.Table, rows: Sequence[int]) -> dict[int, str]:
     """Return the PDQ hashes of images by row; those that say little, and of what is no picture, are left out.

@@ -263,3 +263,12 @@ def test_bytes_in_quarantine_are_looked_through() -> None:
     assert found.hides_bytes(b' {"id": "a", "x": 1}')
     assert found.hides_bytes(b'\xef\xbb\xbf{"id": "\\u0061", "cut')
     assert not found.hides_bytes(b'{"id": "b"}') and not found.hides_bytes(b"\x89PNG2")
+
+
+def test_pictures_in_quarantine_are_compared() -> None:
+    """Such as one whose declared digest is another's: no score tells of it."""
+    hash_, _ = ImageContent(memoryview(jpeg(2)), probe(jpeg(2)), MAX_PIXELS).perceptual
+    found = deny(Entry.of("pdq", hash_, 20))
+    assert found.hides_bytes(memoryview(jpeg(2, quality=60)))
+    assert not found.hides_bytes(jpeg(3)) and not found.hides_bytes(jpeg(2)[:300])
+    assert not found.hides_bytes(b"no picture") and not found.hides_bytes(b'{"id": "b"}')

@@ -27,6 +27,7 @@ from PIL import Image
 
 from mm_assets.accounting.erasures import URL, DenyList, Entry, ErasureStore
 from mm_assets.definitions import build_definitions
+from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.formats.lance.table import maintain
 from mm_assets.storage.stamps import sole_writer
 from mm_assets.versions import erasing, erasure_plan
@@ -498,6 +499,20 @@ def test_a_document_that_states_the_digest_which_is_erased(tmp_path: Path) -> No
         assert all(
             name.startswith("ledger/erasures/") for name in files_with(world.storage, [digest.encode()])
         )
+
+
+def test_a_picture_in_quarantine_is_found_by_its_look(tmp_path: Path) -> None:
+    """Its declared digest is another one: no score tells of it, and the raw shard has it still."""
+    picture = _members(A1)[f"{A1}.0.png"]
+    document = {"sha256": "0" * 64, "images": [f"{A1}.0.png"], "texts": [None]}
+    of_a1 = {f"{A1}.json": json.dumps(document).encode(), f"{A1}.0.png": picture}
+    world = _small_world(tmp_path, a={**of_a1, **_of(A2)})
+    pieces = [picture[at : at + 48] for at in (300, 1100, 1800)]
+    assert world.with_any(pieces, world.storage) == ["quarantine/a.parquet"]
+    hash_ = KnownHashes.hash_of(picture)
+    told = world.ok("erase", "--pdq", f"{hash_}:0")
+    assert "rebuilt: a\n" in told and "not looked for (image" not in told
+    assert world.with_any(pieces, world.storage, world.home) == []
 
 
 def test_a_shard_that_cannot_be_rebuilt_keeps_no_erasure_from_its_end(tmp_path: Path) -> None:
