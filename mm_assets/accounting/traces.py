@@ -124,7 +124,7 @@ def without_shared(root: str, found: Found, pool: MapsJobs, options: StorageOpti
     each = _of_shards(pool, _shared_in_shard, root, options, found=found)
     shared = {number for numbers, _ in each for number in numbers}
     ids = {sample_id for _, stay in each for sample_id in stay}
-    return found.needles.without(shared, "in what stays, too", ids)
+    return found.needles.without(shared, "other samples have it, too", ids)
 
 
 def stale_outputs(root: str, options: StorageOptions | None = None) -> dict[str, frozenset[str]]:

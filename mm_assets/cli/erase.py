@@ -104,7 +104,7 @@ def run_erase(options: argparse.Namespace) -> int:
             if not is_ours:
                 raise ValueError(
                     f"{root}: another mm-assets erase is going on here: call again at its end; until then "
-                    "nothing of this call is refused"
+                    "nothing of this call is blocked"
                 )
             return _erase(root, list(dict.fromkeys(entries)), options)
 
@@ -144,18 +144,18 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
 
         resumed = [] if options.dry_run else store.unfinished()
         for erasure in resumed:
-            print(f"erasure {erasure.id}: goes on", flush=True)
+            print(f"erasure {erasure.id}: resumed", flush=True)
         waiting = [*resumed]
         stamps: Any = None
         if [*entries] and not any(set(entries) == set(erasure.entries) for erasure in waiting):
             stamps = erasure_plan.stamps_of(root)
             plan = erasure_plan.plan(root, entries, pool, is_whole=options.dry_run, home=orchestrator.home)
             if options.dry_run:
-                _print_plan(plan)
+                _print_plan(plan, entries, shards, root)
                 return 0
             plan = checked(plan, entries, options.raw)
             waiting.append(erasing.begin(store, entries, plan, has_raw=options.raw))
-            print(f"erasure {waiting[-1].id}: from now on it is refused", flush=True)
+            print(f"erasure {waiting[-1].id}: blocked from now on", flush=True)
         orchestrator.refuse_unfinished()
         given = {entry: entry for entry in entries}  # those of a store are without what was given
         for number, erasure in enumerate(waiting):
@@ -174,6 +174,9 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
                 print(f"mm-assets: {printable(error_line(error))}", file=sys.stderr, flush=True)
             done.append(store.read(erasure.id))
             _print_certificate(done[-1])
+    for erasure in done:
+        near = erasure_plan.near_ids(root, [given.get(entry, entry) for entry in erasure.entries])
+        print(printable(_verdict(erasure, store.folder, near)))
     return 0 if all(erasure.finished for erasure in done) else 1
 
 
@@ -207,29 +210,41 @@ def _orchestrator(instance: Any) -> Any:
     )
 
 
-def _print_plan(plan: Any) -> None:
-    """Print where something to erase is."""
-    if not plan.partitions and not plan.places and not plan.found.samples:
-        print("it is nowhere; from its erasure on it would be refused")
+def _print_plan(plan: Any, entries: Sequence[Any], shards: Any, root: str) -> None:
+    """Print where something to erase is, and what an erasure would do."""
+    from mm_assets.versions.erasure_plan import absence_of, is_raw_tar, near_ids, raw_files, reasons_of
+
+    if not (is_found := bool(plan.partitions or plan.places or plan.found.samples)):
+        print(printable(f"found nowhere: erase would only block it from now on{near_ids(root, entries)}"))
+    policy = Settings.load().on_materialize_error
     now = {sample.sample_id for sample in plan.found.samples if not sample.is_past}
     for sample in (one for one in plan.found.samples if not one.is_past or one.sample_id not in now):
-        what = "the whole sample" if sample.is_whole else counted(len(sample.items), "item")
+        items = counted(len(sample.items), "item")
+        goes = f"{items}; the whole sample goes ({policy})" if policy == "drop_sample" else items
         files = {file: sum(name == file for name, _ in sample.members) for file, _ in sample.members}
         places = [f"{counted(count, 'member')} of {file}" for file, count in files.items()]
         print(
             printable(
-                f"{sample.partition or 'an earlier state'}: {sample.sample_id}: {what}; "
-                f"raw: {', '.join(places) or 'unknown'}"
+                f"{sample.partition or 'an earlier state'}: {sample.sample_id}: "
+                f"{'the whole sample' if sample.is_whole else goes}; raw: {', '.join(places) or 'unknown'}"
             )
         )
-    for place, files in plan.places.items():
-        print(printable(f"  {place}: {counted(files, 'file')}"))
+    for place, number in plan.places.items():
+        print(printable(f"  {place}: {counted(number, 'file')}"))
     if plan.partitions:
-        print(printable(f"made anew: {counted(len(plan.partitions), 'shard')} in {', '.join(plan.assets)}"))
-        print("raw shards: rewritten with --raw alone; without it they are refused at ingest")
+        print(printable(f"to rebuild: {counted(len(plan.partitions), 'shard')} in {', '.join(plan.assets)}"))
+    in_part = {one.partition for one in plan.found.samples if not one.is_whole and not one.is_past}
+    for partition, why in reasons_of(root, plan, entries).items():
+        print(printable(f"  {partition}: {why}"))
+        if partition in plan.present and (absence := absence_of(partition, shards)):
+            print(printable(f"  {partition}: cannot be rebuilt: {absence}"))
+        for file in raw_files(partition, shards):
+            refusal = "only items match" if partition in in_part else "" if is_raw_tar(file) else "no tar"
+            told = f"--raw would be refused ({refusal})" if refusal else "--raw rewrites it"
+            print(printable(f"  raw shard {file}: {told}; without --raw ingest blocks what matches"))
     if tags := [*plan.tags, *plan.table_tags]:
         print(printable(f"dropped with --drop-tags: {', '.join(tags)}"))
-    for target in plan.published:
+    for target in plan.published if is_found else ():
         print(printable(f"published to {target}: publish again, with --delete"))
 
 
@@ -240,16 +255,28 @@ def _print_certificate(erasure: Any) -> None:
     print(f"erasure {erasure.id}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {state}")
     shards, scan = len(erasure.partitions), erasure.scan
     is_of_earlier = not shards and erasure.found.get("samples")
-    where = "in earlier states alone, " if is_of_earlier else ""
-    print(f"  {where}in {counted(shards, 'shard')}, {counted(sum(erasure.partitions.values()), 'row')}")
+    where = "earlier states alone" if is_of_earlier else counted(shards, "shard")
+    print(f"  matched: {counted(sum(erasure.partitions.values()), 'row')} in {where}")
     if not scan:
         return
-    found = len(scan["occurrences"])
-    result = f"{found or 'nothing'} found" if scan["looked_for"] or found else "nothing was looked for"
+    found = counted(len(scan["occurrences"]), "match", "matches")
+    result = found if scan["looked_for"] or scan["occurrences"] else "nothing was looked for"
     print(f"  scan of {scan['files']:,} files, {scan['bytes']:,} bytes: {result}")
     for one in scan["occurrences"]:
         print(printable(f"  left: {one['kind']} in {one['place']} {one['inside']}".rstrip()))
     for kind, count in scan["not_looked_for"].items():
-        print(printable(f"  not looked for ({kind}): {count}"))
+        print(printable(f"  not searched for: {count} ({kind})"))
     for line in scan["outside"]:
-        print(printable(f"  not looked at: {line}"))
+        print(printable(f"  out of scope: {line}"))
+
+
+def _verdict(erasure: Any, folder: str, near: str) -> str:
+    """Return the line that says how an erasure has ended."""
+    if not erasure.finished:
+        left = counted(len(erasure.scan.get("occurrences", ())), "match", "matches")
+        return f"not erased: {left} left, as said above: call mm-assets erase again"
+    samples, shards = erasure.found.get("samples", 0), len(erasure.partitions)
+    if not samples and not shards:
+        return f"found nowhere: kept out from now on{near}"
+    what = f"{counted(samples, 'sample')} in {counted(shards, 'shard')}"
+    return f"erased: {what}; no match is left; certificate: {folder}/{erasure.id}.json"

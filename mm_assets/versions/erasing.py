@@ -40,7 +40,7 @@ from mm_assets.formats.raw_shards import RawShard
 from mm_assets.formats.tar import TarDamage, copy_without
 from mm_assets.formats.webdataset import RawLayout
 from mm_assets.formats.webdataset.samples import TarSamples
-from mm_assets.model.errors import first_and_more
+from mm_assets.model.errors import counted, first_and_more
 from mm_assets.pool import MapsJobs
 from mm_assets.storage.files import (
     exists,
@@ -77,7 +77,7 @@ _MADE_AGAIN: Final = (
 )
 _NOT_LOOKED_AT: Final = (
     "backups, replicas and copies that no record names",
-    "thumbnails and scores that others keep: they have other bytes",
+    "thumbnails and scores of other copies of an image: a scan for its bytes cannot know them",
 )
 
 
@@ -302,8 +302,8 @@ class Erasing:
         prefix = id_prefix(self._layout.sample_id_prefix, partition, self._shards[partition].files, file)
         cut = write_without(file, self._layout, prefix, lambda name: name in ids or deny.hides_sample(name))
         if not cut:
-            return f"raw shard {file}: has it no more"
-        return self._told("raw shards", [file], f"raw shard {file}: {cut:,} bytes taken out")
+            return f"raw shard {file}: no match"
+        return self._told("raw shards", [file], f"raw shard {file}: {cut:,} bytes removed")
 
     def _drop_tags(self, work: Work) -> Iterator[str]:
         for name in work.tags:
@@ -336,7 +336,7 @@ class Erasing:
     def _sweep(self, work: Work) -> Iterator[str]:
         """Remove the temporary files of dead processes, and scrub surveys."""
         scrub_surveys(self._root, list(self.erasure.partitions))
-        yield "surveys: without it"
+        yield "surveys: cleaned"
         removed = 0
         if not is_remote(self._root):
             for folder, _, _ in os.walk(local_path(self._root)):
@@ -355,7 +355,7 @@ class Erasing:
         changed = self._graph.erase_events(
             partitions, work.needles.is_in, aliases, self.erasure.reason, begun
         )
-        yield self._told("rows of the event log", changed, f"event log: {changed} rows written anew")
+        yield self._told("rows of the event log", changed, f"event log: {changed} rows rewritten")
         page = join(self._root, REPORT_PAGE)
         if exists(page):  # its pictures are small ones, which no scan would know
             remove(page)
@@ -401,7 +401,8 @@ class Erasing:
                 "outside": self._outside(work),
             }
         )
-        yield f"scanned: {found.files:,} files of {found.nbytes:,} bytes, {len(left)} with it"
+        matches = counted(len(left), "match", "matches")
+        yield f"scanned: {found.files:,} files of {found.nbytes:,} bytes, {matches}"
 
     def _holds_only_digests(self, path: str, name: str, needles: Needles) -> bool:
         """Return whether a file is a certificate that has no more of it than the digests asked for."""
@@ -421,7 +422,7 @@ class Erasing:
         ]
         if not work.has_raw:
             files = [file for name in self.erasure.partitions for file in raw_files(name, self._shards)]
-            lines += [f"raw shard {file} may have it still: it is refused there" for file in files]
+            lines += [f"raw shard {file} may still have it: ingest blocks it" for file in files]
         roots = {
             self._root,
             *(file for name in self.erasure.partitions for file in raw_files(name, self._shards)),
@@ -464,7 +465,7 @@ def write_without(uri: str, layout: RawLayout, prefix: str, is_meant: Callable[[
                     shutil.copymode(place, written.path)
                 written.publish()
     except TarDamage as error:
-        raise NotErasedError(f"{error}; --raw cannot write it anew") from error
+        raise NotErasedError(f"{error}; --raw cannot rewrite it") from error
     return sum(end - start for start, end in ranges)
 
 

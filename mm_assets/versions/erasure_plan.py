@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting import (
     BY_ASSET,
+    CURATED,
     DERIVED_FOLDERS,
     FILTERED,
     LANCE,
@@ -48,7 +50,7 @@ from mm_assets.formats.raw_shards import RawShard
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, VIRTUAL_SCHEMES, RawLayout
 from mm_assets.formats.webdataset.reader import WebdatasetSource
-from mm_assets.model.errors import ERASED, MmAssetsError
+from mm_assets.model.errors import ERASED, MmAssetsError, counted
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import exists, filesystem, is_remote, join, open_binary, read_bytes, size_of
@@ -124,6 +126,7 @@ def entry_of(kind: str, given: str) -> Entry:
     return Entry.of(kind, value, int(radius) if colon else DEFAULT_RADIUS)
 
 
+_COMPARED: Final = 100_000  # ids
 _AT_ONCE: Final = 32 << 20  # bytes of rows
 # Files on a shard that name samples of other shards: verdicts on duplicates, and what was dropped by them.
 _NAMING_OTHERS: Final = (f"{LEDGER_FOLDER}/statistics", f"{LEDGER_FOLDER}/{ACCOUNTS_FOLDER}/{FILTERED.asset}")
@@ -497,6 +500,26 @@ def with_raw(plan: Plan, entries: Sequence[Entry], shards: Mapping[str, RawShard
                 "takes whole samples out: erase it by --sample-id, or leave --raw out"
             )
     return replace(plan, samples=sorted(whole))
+
+
+def reasons_of(root: str, plan: Plan, entries: Sequence[Entry]) -> dict[str, str]:
+    """Return why a plan has each of its shards."""
+    earlier = _earlier(root, entries)
+    other = {name: "erased before" if name in earlier else "its ledger names it" for name in plan.partitions}
+    return {name: counted(rows, "row") if rows else other[name] for name, rows in plan.partitions.items()}
+
+
+def near_ids(root: str, entries: Iterable[Entry]) -> str:
+    """Return words on the ids that are most like those given."""
+    given = [entry.given for entry in entries if entry.kind == SAMPLE_ID and entry.given]
+    known: set[str] = set()
+    for name in Ledger(root).named(CURATED.asset) if given else ():
+        with suppress(FileNotFoundError):
+            known.update(read_small_table(CURATED.uri(root, name), [SAMPLE_ID]).column(0).to_pylist())
+        if len(known) > _COMPARED:
+            break
+    near = dict.fromkeys(each for one in given for each in get_close_matches(one, known, n=1))
+    return f"; the nearest id is {', '.join(map(repr, near))}" if near else ""
 
 
 def raw_files(partition: str, shards: Mapping[str, RawShard]) -> tuple[str, ...]:

@@ -246,7 +246,7 @@ def test_document_in_quarantine(made: Made) -> None:
     # The same text is in a document that stays.
     needles = without_shared(str(made.storage), found, Here())
     assert needles.counts() == {SAMPLE_ID: 1, URL: 1}
-    assert needles.omitted == {"text, in what stays, too": 1, "text, too short or plain": 1}
+    assert needles.omitted == {"text, other samples have it, too": 1, "text, too short or plain": 1}
     assert made.places(needles)["storage/quarantine/SHARD.parquet"] == {SAMPLE_ID, URL}
 
 
@@ -283,7 +283,7 @@ def test_image_that_stays_in_another_sample(tmp_path: Path) -> None:
     needles = without_shared(str(tmp_path / "storage"), found, Here())
     assert found.needles.counts() == {IMAGE: 1, SAMPLE_ID: 1, TEXT: 2}
     assert needles.counts() == {SAMPLE_ID: 1, TEXT: 1}
-    assert needles.omitted == {"image, in what stays, too": 1, "text, in what stays, too": 1}
+    assert needles.omitted == {"image, other samples have it, too": 1, "text, other samples have it, too": 1}
     # Denied by its bytes, the image stays in no sample.
     found = Made(tmp_path).find(Entry.of("sha256", hashlib.sha256(image).hexdigest()))
     assert [sample.sample_id for sample in found.samples] == ["one-of-two-samples", "other-of-two-samples"]

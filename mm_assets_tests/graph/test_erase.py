@@ -207,13 +207,14 @@ def test_a_sample_leaves_everything_and_nothing_else_does(world: World) -> None:
     assert world.samples() == world.samples("filtered") == {A2, B1, B2, C1}
     assert {name: _of_shard(world, name) for name in "bc"} == others
     assert "rebuilt: a\n" in told and "tag v1: dropped\n" in told
+    assert told.splitlines()[-1].startswith("erased: 1 sample in 1 shard; no match is left; certificate: ")
     assert A1.encode() in (world.raw / "a.tar").read_bytes()
     certificate = world.certificate()
     assert certificate["partitions"] == {"a": 5} and certificate["finished"]
     assert certificate["rewritten"]["shards"] == ["a"]  # type: ignore[index]
     scan = certificate["scan"]
     assert isinstance(scan, dict) and scan["occurrences"] == [] and scan["files"] > 50
-    assert any("a.tar may have it still" in line for line in scan["outside"])
+    assert any("a.tar may still have it" in line for line in scan["outside"])
     assert world.ok("prove").splitlines()[-1].startswith("proven: every item of 3 shards is in 5 outputs")
     assert "due: 0 shards" in world.ok("status")
     listed = world.ok("erase", "--list")
@@ -221,6 +222,7 @@ def test_a_sample_leaves_everything_and_nothing_else_does(world: World) -> None:
     assert world.ok("run", "--missing", "--failed", "--changed") == "nothing to do\n"
     world.ok("tag", "v2")
     assert "no difference" in world.ok("diff", "v2")
+    assert "\n  a: erased before\n" in world.ok("erase", "--sample-id", A1, "--dry-run")
 
 
 def test_it_stays_out_when_its_raw_shard_comes_again(world: World) -> None:
@@ -271,7 +273,7 @@ def test_a_raw_tar_that_follows_later_is_searched_by_what_was_asked_for(tmp_path
         assert "only items of it are erased, and --raw takes" in world.refused("erase", *asked, "--raw")
         return
     told = world.ok("erase", *asked, "--raw")
-    assert f"raw shard {world.raw / 'a.tar'}: " in told and " bytes taken out" in told
+    assert f"raw shard {world.raw / 'a.tar'}: " in told and " bytes removed" in told
     assert list(tar_members(world.raw / "a.tar")) == list(_of(A2))
 
 
@@ -289,7 +291,9 @@ def test_a_dry_run_changes_nothing_and_says_where_it_is(world: World) -> None:
         "versions/samples",
     } <= places
     assert "dropped with --drop-tags: v1\n" in told
-    assert world.ok("erase", "--sample-id", "of-nobody-at-all", "--dry-run").startswith("it is nowhere")
+    assert world.ok("erase", "--sample-id", "of-nobody-at-all", "--dry-run").startswith(
+        "found nowhere: erase would only block it"
+    )
 
 
 def test_tags_are_dropped_only_if_that_is_said(world: World) -> None:
@@ -374,7 +378,7 @@ def test_what_a_run_beside_it_has_made(world: World) -> None:
     assert new in world.samples()
     (world.folder / "erasures").rename(folder)
     told = world.ok("erase")
-    assert "goes on\n" in told and "rebuilt: d\n" in told
+    assert "resumed\n" in told and "rebuilt: d\n" in told
     assert world.with_any(_needles(new), world.storage, world.home) == []
     assert world.certificate()["partitions"] == {"d": 5}
 
@@ -382,14 +386,17 @@ def test_what_a_run_beside_it_has_made(world: World) -> None:
 def test_what_nobody_can_look_for_is_said(world: World) -> None:
     told = world.ok("erase", "--sha256", "0" * 64, "--pdq", f"{'f0' * 32}:0")
     assert "bytes: nothing was looked for\n" in told
-    assert "not looked for (sha256, of no image here): 1\n" in told
-    assert "not looked for (pdq, of no image here): 1\n" in told
+    assert "not searched for: 1 (sha256, of no image here)\n" in told
+    assert "not searched for: 1 (pdq, of no image here)\n" in told
 
 
 def test_what_is_nowhere_is_refused_from_then_on(world: World) -> None:
     store = ErasureStore(str(world.storage))
     store.write_work("20260101T000000Z-00000000", b"of one that was killed before it began: to-come-tomorrow")
-    world.ok("erase", "--sample-id", "to-come-tomorrow")
+    told = world.ok("erase", "--sample-id", "to-come-tomorrow", "--sample-id", f"{A1}0")
+    last = told.splitlines()[-1]
+    assert last == f"found nowhere: kept out from now on; the nearest id is {A1!r}"
+    assert "nothing found" not in told
     assert [path.suffix for path in Path(store.folder).iterdir()] == [".json"]
     make_tar(world.raw / "d.tar", _of("to-come-tomorrow", "new-sample").items())
     world.run("run")
@@ -465,7 +472,7 @@ def test_what_it_refuses(world: World) -> None:
         assert is_ours
         line = world.refused("erase", "--sample-id", A1, "--drop-tags")
         assert "another mm-assets erase is going on here" in line
-        assert line.endswith("until then nothing of this call is refused")
+        assert line.endswith("until then nothing of this call is blocked")
     done = world.run("erase", "--pdq", "00:1")
     assert done.returncode == 2 and "pdq: '00' is not 64 hex digits" in done.stderr
 
@@ -482,7 +489,7 @@ def test_it_waits_for_what_is_unfinished(world: World) -> None:
         assert (done.returncode, done.stderr) == (1, f"mm-assets: {told}\n")
         assert DenyList.read(str(world.storage)).hides_sample(A1) and A1 in world.samples()
         instance.delete_run(queued.run_id)
-    assert "goes on\n" in world.ok("erase")
+    assert "resumed\n" in world.ok("erase")
     assert world.with_any(_needles(A1), world.storage, world.home) == []
 
 
@@ -511,7 +518,7 @@ def test_a_picture_in_quarantine_is_found_by_its_look(tmp_path: Path) -> None:
     assert world.with_any(pieces, world.storage) == ["quarantine/a.parquet"]
     hash_ = KnownHashes.hash_of(picture)
     told = world.ok("erase", "--pdq", f"{hash_}:0")
-    assert "rebuilt: a\n" in told and "not looked for (image" not in told
+    assert "rebuilt: a\n" in told and "(image" not in told
     assert world.with_any(pieces, world.storage, world.home) == []
 
 
@@ -554,7 +561,7 @@ def test_what_was_found_of_all_shards_and_the_training_set(tmp_path: Path) -> No
     told = world.ok("erase", "--sample-id", A1, **more)
     assert world.with_any(needles, world.storage, world.home) == []
     assert "rebuilt: a and 2 more\n" in told and "rebuilt: training_set\n" in told
-    assert "not looked for (image, in what stays, too): 2\n" in told
+    assert "not searched for: 2 (image, other samples have it, too)\n" in told
     rows = pq.read_table(world.storage / "filtered" / "b.parquet").to_pylist()
     assert copied in [row["binary_content"] for row in rows if row["sample_id"] == B1]
     status = world.ok("status", **more)
@@ -585,9 +592,9 @@ def test_killed_at_each_step_it_goes_on(world: World) -> None:
         assert process.wait() == -signal.SIGKILL, step
         assert len(ErasureStore(str(world.storage)).all()) == 1
 
-    kill("is refused", more=asked)
+    kill("blocked from", more=asked)
     for _ in range(RANDOM_KILLS):
-        kill("goes on", rng.uniform(0.1, 2.0))
+        kill("resumed", rng.uniform(0.1, 2.0))
     for step in STEPS:
         kill(step)
     last = world.run("erase")  # if the last kill did not come too late
