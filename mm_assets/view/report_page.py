@@ -501,7 +501,7 @@ def _folders(sources: Sources) -> list[str]:
 def _opt_outs(report: Report, sources: Sources) -> Iterator[str]:
     """Yield filters that look at what rightsholders reserve, and what the rows that are left say."""
     settings = map(json.loads, report.settings.get(FILTERED.asset, ()))
-    steps = {(kind, json.dumps(step)) for each in settings for kind, step in each["steps"].items()}
+    steps = {(kind, json.dumps(step)) for each in settings for kind, step in each.get("steps", {}).items()}
     names = (*OPT_OUTS, "c2pa_training")
     looking = sorted((kind, step) for kind, step in steps if any(name in plain_name(step) for name in names))
     for kind, step in looking:

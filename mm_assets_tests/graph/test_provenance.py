@@ -144,6 +144,16 @@ def test_facts_that_nobody_recorded_are_named_so(tmp_path: Path) -> None:
     assert "- opt-outs of the samples that are left: not recorded" in text
 
 
+def test_rows_that_no_filter_looked_at(tmp_path: Path) -> None:
+    make_tar(tmp_path / "raw" / "a.tar", documents(0))
+    instance = quick_instance(tmp_path / "home")
+    deployment = Deployment(str(tmp_path / "raw"), str(tmp_path / "storage"), instance, {"MM_WORKERS": "1"})
+    deployment.run(assets=FILTERED)
+    text = eu_summary(gather(deployment.storage), gather_sources(deployment.storage))
+    assert "Of filtered_parquet: 10 samples" in text
+    assert "- filters by opt-outs: none" in text
+
+
 def test_the_command(made: Deployment, tmp_path: Path) -> None:
     printed = fine(run("report", "--summary", "eu", "--storage", made.storage))
     assert printed.startswith("# Public summary of training content\n")
