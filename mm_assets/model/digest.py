@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -222,7 +222,8 @@ def digest_faults(table: pa.Table, mode: str | None = None) -> dict[int, Fault]:
     """Return the faults of images that have another digest than their documents declare, by row number.
 
     A digest is declared on the row of an image, or on the metadata row: of the only image, or in a list with
-    one for each image. Frames of a TIFF are left out, as the digest is that of the file.
+    one for each image, or with one at its position and null at those of texts. Frames of a TIFF are left out,
+    as the digest is that of the file.
 
     Args:
         table: whole samples, as they are read from documents of others.
@@ -232,7 +233,7 @@ def digest_faults(table: pa.Table, mode: str | None = None) -> dict[int, Fault]:
     if mode == "off" or all(table.column(name).null_count == table.num_rows for name in fields):
         return {}
     sizes = [name for pair in _SIZES for name in pair if name in table.column_names]
-    columns = ["sample_id", "modality", "source_ref", "materialize_error", *fields, *sizes]
+    columns = ["sample_id", "position", "modality", "source_ref", "materialize_error", *fields, *sizes]
     if not set(columns) <= set(table.column_names):  # a strict schema has left one out
         return {}
     values = [json_codec.encode(table.column(name), table.schema.field(name)) for name in columns]
@@ -246,26 +247,37 @@ def digest_faults(table: pa.Table, mode: str | None = None) -> dict[int, Fault]:
                 images.append((number, row))
             elif row["modality"] == "metadata":
                 document = row
-        for index, (number, row) in enumerate(images):
+        records = _records_of([row for _, row in images], document)
+        for (number, row), record in zip(images, records, strict=True):
             view = views[number]
             if view is None or row["materialize_error"] is not None or _is_frame(row["source_ref"]):
                 continue
-            declared = declared_digests(_record_of(row, document, index, len(images)), mode)
+            declared = declared_digests(record, mode)
             if declared and (fault := digest_fault(view, declared)) is not None:
                 faults[number] = fault
     return faults
 
 
-def _record_of(row: dict[str, Any], document: dict[str, Any], index: int, images: int) -> dict[str, Any]:
-    """Return the fields about the image of a row; it has this index among the images of its sample."""
-    found = {}
-    for name, value in row.items():
-        stated = document.get(name)
-        if isinstance(stated, list) and len(stated) == images:
-            found[name] = stated[index]
-        else:
-            found[name] = stated if value is None and images == 1 else value
-    return found
+def _records_of(images: Sequence[dict[str, Any]], document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the fields about each image of a sample, of which these are the rows."""
+    positions = [row["position"] for row in images]
+    found = ((name, _per_image(value, positions)) for name, value in document.items())
+    lists = [(name, values) for name, values in found if values is not None]
+    alone = document if len(images) == 1 else {}
+    for index, row in enumerate(images):
+        own = {name: alone.get(name) if value is None else value for name, value in row.items()}
+        yield own | {name: values[index] for name, values in lists}
+
+
+def _per_image(values: Any, positions: Sequence[int]) -> Sequence[Any] | None:
+    """Return the values of a list with one for each image, or with nulls for texts between; else None."""
+    if not isinstance(values, list):
+        return None
+    if len(values) == len(positions):
+        return values
+    others = set(range(len(values))).difference(positions)
+    is_parallel = max(positions, default=0) < len(values) and all(values[place] is None for place in others)
+    return [values[place] for place in positions] if is_parallel else None
 
 
 def _is_frame(source_ref: str | None) -> bool:

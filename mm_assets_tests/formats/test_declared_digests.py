@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,26 @@ def test_lists_with_one_digest_for_each_image(tmp_path: Path, per_image_fields: 
     tar = make_tar(tmp_path / "a.tar", [("k.json", {"texts": [], "images": names, **listed}), *members])
     expected = [None, DIGEST_MISMATCH, None]
     assert faults("webdataset", tar, per_image_fields=per_image_fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ([None, sha256(P0), None, sha256(P1)], [None, None]),
+        ([None, sha256(P0), None, WRONG], [None, DIGEST_MISMATCH]),
+        ([None, WRONG, None, None, None], [DIGEST_MISMATCH, None]),
+        ([None, WRONG, None], [None, None]),  # a list of something else
+        ([WRONG, WRONG, None, WRONG], [None, None]),
+    ],
+)
+@pytest.mark.parametrize("per_image_fields", [(), ("sha256",)])
+def test_lists_as_long_as_those_of_texts_and_images(
+    tmp_path: Path, listed: list[str | None], expected: list[str | None], per_image_fields: tuple[str, ...]
+) -> None:
+    document = {"texts": ["t", None, "u", None], "images": [None, "0.png", None, "1.png"], "sha256": listed}
+    tar = make_tar(tmp_path / "a.tar", [("k.json", document), ("0.png", P0), ("1.png", P1)])
+    with warnings.catch_warnings(action="ignore"):
+        assert faults("webdataset", tar, per_image_fields=per_image_fields) == expected
 
 
 def test_one_digest_of_a_document_with_several_images_is_of_none(tmp_path: Path) -> None:
