@@ -407,7 +407,6 @@ class DatasetConversion:
             sweep_output(writer.path)
             sweep(lost_items_folder(writer))
         settings = Settings.load()
-        deny = deny_list_of(settings)
         limit = settings.max_loss if max_loss is None else max_loss
         processes = min(workers or available_cores(), max(len(conversions), 1))
         reports: list[PartitionReport] = []
@@ -415,11 +414,11 @@ class DatasetConversion:
             tempfile.TemporaryDirectory() as lists,
             WorkerPool(processes, may_fork=may_fork, time_limit=settings.shard_timeout) as pool,
         ):
+            deny = deny_list_of(settings, lists)
             partitions = [each.partition for each in conversions]
             if partitions:
                 steps = fitted(conversions[0].steps, conversions[0].reader, partitions, lists)
                 if deny:
-                    deny = deny.published(lists)
                     steps = (deny.step(writer.on_materialize_error, writer.roots), *steps)
                 conversions = [replace(each, steps=steps) for each in conversions]
             conversions, failures = resolve_duplicates(conversions, pool.map, deny.hides_sample)
@@ -453,14 +452,19 @@ class DatasetConversion:
         return Converted(WriteReport(writer.path, tuple(reports)), failures, frozenset(skipped))
 
 
-def deny_list_of(settings: Settings) -> DenyList:
+def deny_list_of(settings: Settings, folder: str = "") -> DenyList:
     """Return what may not come in: by the erasures of ``MM_STORAGE``, and by ``MM_HASH_LISTS``.
+
+    Args:
+        settings: with both.
+        folder: where copies of hash lists are written, which every worker reads.
 
     Raises:
         ValueError: in one line, a list cannot be used, or no picture compared.
     """
     with located(settings.storage):
-        deny = DenyList.read(absolute(settings.storage), lists=opened_hash_lists(settings.hash_lists))
+        lists = opened_hash_lists(settings.hash_lists, folder)
+        deny = DenyList.read(absolute(settings.storage), lists=lists)
     deny.refuse_missing_extra()
     return deny
 

@@ -318,16 +318,6 @@ class DenyList:
         if self.needs_pixels:
             require("pdqhash", "cv2")
 
-    def published(self, folder: str) -> DenyList:
-        """Return the list whose hash lists are read from copies in a folder, which it writes.
-
-        Raises:
-            BadList: one of them cannot be used.
-        """
-        for each in self.lists:
-            each.publish(folder)
-        return replace(self, lists=tuple(replace(each, folder=folder) for each in self.lists))
-
     def erasures_of(self, partition: str) -> list[str]:
         """Return the ids of the erasures that name a partition: its shard is made again for each."""
         return list(self.partitions.get(partition, ()))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -97,7 +97,7 @@ def _bits(hashes: Sequence[str]) -> npt.NDArray[np.uint64]:
 class HashList(IdList):
     """One file with hashes of images: ``sha256``, ``md5`` and ``pdq`` with its ``radius``, or lines of hex.
 
-    A line of 64 digits is a SHA-256, one of 32 an MD5.
+    A line of 64 digits is a SHA-256, one of 32 an MD5, one that begins with # nothing.
 
     Args:
         folder: where its copy is; empty: the file itself is read.
@@ -118,10 +118,13 @@ class HashList(IdList):
 
     def rows_of(self, table: pa.Table) -> pa.Table:
         """Return a row for each hash: kind and digits as ``key``, ``radius``; raises as that of the base."""
+        has_hash = pa.array([False] * len(table))
         if SAMPLE_ID in table.column_names:  # lines
             lines = table.column(SAMPLE_ID).combine_chunks()
             is_short = pc.equal(pc.utf8_length(lines), HASH_DIGITS[MD5])
             nothing = pa.scalar(None, lines.type)
+            has_hash = pc.starts_with(lines, "#")  # wants none
+            lines = pc.if_else(has_hash, nothing, lines)
             table = pa.table(
                 {SHA256: pc.if_else(is_short, nothing, lines), MD5: pc.if_else(is_short, lines, nothing)}
             )
@@ -129,7 +132,6 @@ class HashList(IdList):
         if RADIUS in table.column_names:
             radii = pc.fill_null(_radii(self.uri, table.column(RADIUS)), DEFAULT_RADIUS)
         separator = pa.scalar(":", pa.large_string())
-        has_hash = pa.array([False] * len(table))
         rows = []
         for name in self.columns:
             digits = pc.utf8_lower(as_text(self.uri, name, table.column(name)))
@@ -160,14 +162,21 @@ class HashList(IdList):
         return _pictures_of(self)
 
 
-def opened_hash_lists(locations: Iterable[str]) -> tuple[HashList, ...]:
+def opened_hash_lists(locations: Iterable[str], folder: str = "") -> tuple[HashList, ...]:
     """Return the lists that ``MM_HASH_LISTS`` names.
+
+    Args:
+        locations: files, globs and URLs.
+        folder: where copies of them are written, and read from then on; so every line is looked at.
 
     Raises:
         BadList: one cannot be used.
     """
     try:
-        return tuple(HashList.all_of(locations))
+        found = HashList.all_of(locations)
+        for each in found if folder else ():
+            each.publish(folder)
+        return tuple(replace(each, folder=folder) for each in found)
     except FileNotFoundError as error:
         raise BadList(f"MM_HASH_LISTS: {error_line(error)}") from error
     except BadList as error:

@@ -209,9 +209,9 @@ class RawInput(ShardIOManager):
             dagster.Failure: in one line, a list cannot be used, or no picture compared.
         """
         try:
-            deny = DenyList.read(self.root, lists=opened_hash_lists(self.hash_lists))
+            lists = opened_hash_lists(self.hash_lists, lists_folder(self.root))
+            deny = DenyList.read(self.root, lists=lists)
             deny.refuse_missing_extra()
-            deny = deny.published(lists_folder(self.root)) if deny.lists else deny
         except MmAssetsError as error:
             raise dg.Failure(error_line(error), allow_retries=False) from error
         return deny

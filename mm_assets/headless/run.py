@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import dagster as dg
 
-from mm_assets.accounting import BY_ASSET, TARS, TRAINING
+from mm_assets.accounting import BY_ASSET, TARS, TRAINING, lists_folder
 from mm_assets.automation import MISSING, STALE
 from mm_assets.automation.backfills import Outlook, StatusFinder
 from mm_assets.automation.sensors import report_inventory, schedules
@@ -28,6 +28,7 @@ from mm_assets.definitions import build_definitions
 from mm_assets.duplicates.finder import find_duplicates, has_verdicts
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import duplicate_filters
+from mm_assets.filters.known_hashes import opened_hash_lists
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.instance_queries import STARTED_BY, fail_lost_runs, process_tag
@@ -173,6 +174,7 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
     raw = resources["raw"]
     if not is_dry:
         refuse_unwritable(settings.storage)
+        opened_hash_lists(settings.hash_lists, lists_folder(resources["maintained"].root))
     listing = raw.listing()
     for line in listing.warnings:
         print(warning_line(line), file=sys.stderr)

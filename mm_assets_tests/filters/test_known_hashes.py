@@ -16,7 +16,7 @@ SHA256, MD5, PDQ = "ab" * 32, "cd" * 16, "ef" * 32
 
 def test_lists_of_each_kind_of_file(tmp_path: Path) -> None:
     """What is not listed is not found; digits may be of either case, columns may lack values."""
-    (tmp_path / "lines.txt").write_text(f"\ufeff{SHA256.upper()}\r\n\n{MD5}\n")
+    (tmp_path / "lines.txt").write_text(f"\ufeff# of {PDQ}\n{SHA256.upper()}\r\n\n#\n{MD5}\n")
     (tmp_path / "columns.csv").write_text(f"note,md5,sha256\nx,{MD5},\ny,,{SHA256}\n")
     (tmp_path / "columns.tsv").write_text(f"pdq\tradius\n{PDQ}\t3\n{PDQ}\t31\n{PDQ}\t\n")
     rows = [{"sha256": SHA256, "md5": None, "pdq": PDQ}, {"sha256": None, "md5": MD5, "pdq": None}]
@@ -59,6 +59,7 @@ def test_a_copy_has_the_same_and_is_none_of_a_list_of_ids(tmp_path: Path) -> Non
     ("name", "content", "message"),
     [
         ("a.txt", f"{SHA256}\n{MD5}0\n", f"row 2: sha256: '{MD5}0' is not 64 hex digits"),
+        ("a.txt", f"# {MD5}\nxy\n", "row 2: sha256: 'xy' is not 64 hex digits"),
         ("a.csv", f"sha256,md5\n{SHA256},\n,\n", "row 2: no value of sha256 or md5"),
         ("a.csv", "id,hash\n1,2\n", "no column sha256 or md5 or pdq; its columns: 'id', 'hash'"),
         ("a.csv", f"pdq,radius\n{PDQ},32\n", "row 1: radius: '32' is not 0 to 31"),

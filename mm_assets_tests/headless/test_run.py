@@ -52,6 +52,19 @@ def test_the_demo_prints_its_thresholds_for_make_ui(tmp_path: Path) -> None:
     assert "-m mm_assets.demo --exports)" in shown
 
 
+def test_a_bad_line_of_a_hash_list_is_refused_before_anything_is_made(
+    tmp_path: Path, project: Project
+) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=0, samples=2)
+    listed = tmp_path / "known.txt"
+    listed.write_text("# from the office\n12\n")
+    done = run_over(tmp_path, str(tmp_path / "raw"), MM_HASH_LISTS=str(listed))
+    assert (done.returncode, done.stdout) == (1, "")
+    expected = f"MM_HASH_LISTS: {listed}: row 2: sha256: '12' is not 64 hex digits"
+    assert done.stderr == f"mm-assets: {expected}\n"
+    assert list((tmp_path / "storage").rglob("*.parquet")) == []
+
+
 def test_partitions_of_shards_that_are_gone(tmp_path: Path, project: Project) -> None:
     """They are told, and neither made nor forgotten: `mm-assets retire` does that."""
     gone = make_shards(tmp_path / "raw", members=2, pdf=0, samples=2)[1]
