@@ -30,6 +30,7 @@ from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
 from dagster._utils.schedules import schedule_execution_time_iterator
 
 from mm_assets.accounting import BY_ASSET, CURATED
+from mm_assets.accounting.erasures import ErasureStore
 from mm_assets.accounting.proof import ProofStore
 from mm_assets.automation import (
     FAILED,
@@ -386,6 +387,7 @@ class StatusFinder:
             last_proof=self._last_proof(),
             training_set=self._training_set(),
             failing_checks=self._failing_checks(),
+            unfinished_erasures=self._unfinished_erasures(),
             warnings=tuple(self._warnings),
         )
 
@@ -407,6 +409,14 @@ class StatusFinder:
         except (OSError, ValueError) as error:
             self._warnings.append(f"{error_line(error)}; the training set cannot be looked at")
             return "not known"
+
+    def _unfinished_erasures(self) -> tuple[str, ...]:
+        try:
+            with readable_store_errors():
+                return tuple(erasure.id for erasure in ErasureStore(self._root).unfinished())
+        except (OSError, ValueError) as error:
+            self._warnings.append(f"{error_line(error)}; unfinished erasures are not known")
+            return ()
 
     def _failing_checks(self) -> Mapping[str, int]:
         """Return how many shards fail each check, without those that are retired.

@@ -522,6 +522,7 @@ class Status:
         assets: in the order of the graph.
         training_set: whether it is ``current``.
         failing_checks: shards that fail each check, as of the last run, by ``asset.check``.
+        unfinished_erasures: their ids.
         warnings: lines on what could not be looked at.
     """
 
@@ -533,6 +534,7 @@ class Status:
     last_proof: LastProof | None
     training_set: str = "none"
     failing_checks: Mapping[str, int] = field(default_factory=dict)
+    unfinished_erasures: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -553,6 +555,7 @@ class Status:
     def sentences(self) -> dict[str, str]:
         """Return the other figures in words, by name."""
         shards, failure, proof = self.quarantine, self.oldest_failure, self.last_proof
+        erasures = f"{', '.join(self.unfinished_erasures)}; mm-assets erase goes on with them"
         return {
             "in quarantine": "not known: nothing is proven"
             if shards is None
@@ -571,6 +574,7 @@ class Status:
             )
             or "none",
             "training set": self.training_set,
+            **({"unfinished erasures": erasures} if self.unfinished_erasures else {}),
         }
 
 

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from dagster._core.scheduler.instigation import InstigatorStatus
 from dagster._daemon.types import DaemonHeartbeat
 
+from mm_assets.accounting.erasures import Entry, Erasure, ErasureStore
 from mm_assets.automation.sensors import report_sensor
 from mm_assets.definitions import build_definitions
 from mm_assets.graph.instance_queries import PROCESS, evaluation_before, failing_shards, process_tag
@@ -270,6 +272,22 @@ def test_raw_shards_that_cannot_be_listed_are_those_that_were_known(mixed: Proje
     assert found["assets"]["curated_parquet"]["made"] == 4, "nobody knows that d has changed"
     told = mixed.command("status", MM_RAW_SHARDS=str(mixed.folder / "nowhere"))
     assert told.stderr == f"mm-assets: warning: {line}\n"
+
+
+def test_erasures_that_nobody_has_finished_are_named(mixed: Project, tmp_path: Path) -> None:
+    assert status(mixed)["unfinished_erasures"] == []
+    assert "erasure" not in fine(mixed.command("status"))
+    project, erasure = copied(mixed, tmp_path), Erasure.begin([Entry.of("sample_id", "x")])
+    store = ErasureStore(str(project.storage))
+    store.write(erasure)
+    store.write(replace(Erasure.begin([Entry.of("sample_id", "y")]), finished="2026-01-01T00:00:00+00:00"))
+    assert status(project)["unfinished_erasures"] == [erasure.id]
+    (line,) = (line for line in fine(project.command("status")).splitlines() if "erasure" in line)
+    assert line == f"unfinished erasures: {erasure.id}; mm-assets erase goes on with them"
+    Path(store.folder, f"{erasure.id}.json").write_text("{}")
+    found = json.loads(project.command("status", "--json").stdout)
+    (warning,) = found["warnings"]
+    assert f"{erasure.id}.json: damaged" in warning and found["unfinished_erasures"] == []
 
 
 def test_a_storage_that_does_not_answer_leaves_open_what_is_in_it(mixed: Project, tmp_path: Path) -> None:
