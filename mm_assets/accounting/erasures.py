@@ -49,7 +49,7 @@ ALIAS: Final = "^erased:[0-9a-f]{32}$"
 LONGEST_TEXT: Final = 1 << 16
 """Bytes of an id or a URL; longer texts of the data are not compared."""
 
-_FOLDER: Final = "erasures"
+FOLDER: Final = f"{LEDGER_FOLDER}/erasures"
 _FORMAT: Final = 1
 _SUFFIX, _WORK = ".json", ".work"
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
@@ -155,7 +155,7 @@ class ErasureStore(FolderFiles):
     """The erasures of a storage root, a folder or URL."""
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
-        super().__init__(join(root, LEDGER_FOLDER, _FOLDER), options)
+        super().__init__(join(root, FOLDER), options)
 
     def all(self) -> list[Erasure]:
         """Return all erasures, the earliest first.

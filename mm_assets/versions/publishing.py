@@ -35,6 +35,7 @@ from mm_assets.accounting import (
     present_stats,
 )
 from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
+from mm_assets.accounting.erasures import FOLDER as ERASURES
 from mm_assets.accounting.proof import Evidence, ProofStore
 from mm_assets.model.errors import first_and_more, nearest
 from mm_assets.storage import without_secrets
@@ -278,7 +279,7 @@ class Publication:
             for path, info in listed_below(self._root, folder):
                 found[path] = LocalFile(path, int(info["size"]), f"{info['size']}:{mark_of(info)}")
         unread = self._unread(found)
-        found = {path: file for path, file in found.items() if path not in unread and not _is_volatile(path)}
+        found = {path: file for path, file in found.items() if path not in unread and not _stays_here(path)}
         for path, content in self._cards([output.asset for output in self._outputs]).items():
             if path == CARD and not self._target.has_card:
                 continue
@@ -418,9 +419,9 @@ class Publication:
             self._written_at = time.monotonic()
 
 
-def _is_volatile(path: str) -> bool:
-    """Return whether a file of the ledger is about publishing itself."""
-    return path.startswith(f"{FOLDER}/")
+def _stays_here(path: str) -> bool:
+    """Return whether a file of the ledger is about publishing itself, or about what was erased."""
+    return path.startswith((f"{FOLDER}/", f"{ERASURES}/"))
 
 
 def _rank(path: str, indexes: Iterable[str]) -> int:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from mm_assets.accounting.erasures import Entry, Erasure, ErasureStore
 from mm_assets.storage.files import is_within
 from mm_assets.storage.small_files import unseal
 from mm_assets.versions.publishing import Publication, PublishedRecord
@@ -233,6 +234,22 @@ def test_ledger_and_quarantine_go_where_they_are_asked_for(copied: Deployment, t
     assert not any(path.startswith("ledger/published") for path in there)
     accounts = pq.read_table(tmp_path / "pub" / "ledger" / "accounts" / "filtered_parquet" / "p.parquet")
     assert accounts.num_rows > 0
+
+
+def test_certificates_of_erasures_stay_here(copied: Deployment, tmp_path: Path) -> None:
+    """They have hashes of what was erased, and paths; one that is there already goes with ``--delete``."""
+    store = ErasureStore(copied.storage)
+    store.write(Erasure.begin([Entry.of("sample_id", "x")]))
+    store.write_work("x", b"in plain")
+    publication(copied, Watched(tmp_path / "pub"), ("ledger",)).run()
+    erasures = tmp_path / "pub" / "ledger" / "erasures"
+    assert not erasures.exists()
+    erasures.mkdir()
+    (erasures / "old.json").write_text("{}")
+    with pytest.raises(PublishError, match=r"ledger/erasures/old\.json: there, and not among what is"):
+        publication(copied, Watched(tmp_path / "pub"), ("ledger",)).run()
+    publication(copied, Watched(tmp_path / "pub"), ("ledger",), deletes=True).run()
+    assert not any(path.startswith("ledger/erasures") for path in files(tmp_path / "pub"))
 
 
 @pytest.mark.parametrize(
