@@ -34,7 +34,7 @@ from mm_assets.formats.parquet import read_small_table
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
 
-DEFAULT_RADIUS, MOST_RADIUS = 10, 31
+DEFAULT_RADIUS = MOST_RADIUS = 31
 """Bits that the PDQ hash of an image may differ in from the one given; beyond 31 pictures are others."""
 
 

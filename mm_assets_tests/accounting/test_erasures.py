@@ -69,7 +69,7 @@ def test_entries_hold_digests_alone() -> None:
     assert Entry.of("sample_id", "é/1") == Entry("sample_id", sha256("é/1".encode()))
     assert Entry.of("url", URL) == Entry("url", sha256(URL.encode()))
     assert Entry.of("sha256", "AB" * 32) == Entry("sha256", "ab" * 32)
-    assert Entry.of("pdq", "AB" * 32) == Entry("pdq", "ab" * 32, 10)
+    assert Entry.of("pdq", "AB" * 32) == Entry("pdq", "ab" * 32, 31)
     assert Entry.of("md5", "cd" * 16, 5) == Entry("md5", "cd" * 16)
 
 

@@ -40,6 +40,9 @@ def test_lists_of_each_kind_of_file(tmp_path: Path) -> None:
     (wide,) = (each for each in lists if each.name == "columns.tsv")
     off_by_16 = f"{int(PDQ, 16) ^ 0xFFFF:064x}"
     assert wide.pictures.nearest(off_by_16) == (0, 16), "the widest radius of a hash counts"
+    (default,) = (each for each in lists if each.name == "columns.parquet")
+    off_by_31, off_by_32 = (f"{int(PDQ, 16) ^ (1 << bits) - 1:064x}" for bits in (31, 32))
+    assert default.pictures.nearest(off_by_31) == (0, 31) and default.pictures.nearest(off_by_32) is None
 
 
 def test_a_copy_has_the_same_and_is_none_of_a_list_of_ids(tmp_path: Path) -> None:
