@@ -397,14 +397,14 @@ def absolute_root(root: str) -> str:
     return absolute(root).rstrip("/") or "/"
 
 
-def refuse_other_folder(root: str) -> None:
+def refuse_other_folder(root: str, named_by: str = "--storage or MM_STORAGE") -> None:
     """Raise ``FileNotFoundError`` for a missing storage root, or one without any output or ledger."""
     from mm_assets.accounting import OUTPUTS
     from mm_assets.accounting.accounts import LEDGER_FOLDER
     from mm_assets.storage.errors import absent
     from mm_assets.storage.files import filesystem
 
-    hint = "name the storage root of the graph with --storage or MM_STORAGE"
+    hint = f"name the storage root of the graph with {named_by}"
     fs, path = filesystem(root)
     try:
         found = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}

@@ -30,6 +30,14 @@ def erase_arguments(commands: Any) -> None:
             flag, dest="entries", action="append", type=_entry(kind), metavar=metavar, help=what
         )
     parser.add_argument(
+        "--image",
+        dest="images",
+        action="append",
+        type=location,
+        metavar="FILE",
+        help="images with the bytes of this one, and those that look like it (extra scores)",
+    )
+    parser.add_argument(
         "--from",
         dest="lists",
         action="append",
@@ -48,7 +56,8 @@ _ERASED_BY = {
     "--sample-id": ("sample_id", "ID", "a sample"),
     "--url": ("url", "URL", "what has this URL in any column"),
     "--sha256": ("sha256", "HEX", "images with these bytes"),
-    "--pdq": ("pdq", "HEX[:RADIUS]", "images that look alike (default radius: 10 of 256 bits)"),
+    "--md5": ("md5", "HEX", "the same by their MD5"),
+    "--pdq": ("pdq", "HEX[:RADIUS]", "images that look alike (default radius: 31 of 256 bits)"),
 }
 
 
@@ -80,10 +89,10 @@ def run_erase(options: argparse.Namespace) -> int:
     from mm_assets.cli.graph import with_dagster
     from mm_assets.storage.errors import located, readable_store_errors
     from mm_assets.storage.stamps import sole_writer
-    from mm_assets.versions.erasure_plan import entries_in
+    from mm_assets.versions.erasure_plan import entries_in, entries_of_image
 
     root = absolute_root(Settings.load().storage)
-    arguments.refuse_other_folder(root)
+    arguments.refuse_other_folder(root, "MM_STORAGE")
     store = ErasureStore(root)
     with located(root), readable_store_errors():
         if options.list:
@@ -92,6 +101,7 @@ def run_erase(options: argparse.Namespace) -> int:
             return 0
         entries = [
             *(options.entries or ()),
+            *(each for uri in options.images or () for each in entries_of_image(uri)),
             *(each for uri in options.lists or () for each in entries_in(uri)),
         ]
         if not entries and options.dry_run:

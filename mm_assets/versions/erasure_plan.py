@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -35,14 +36,17 @@ from mm_assets.accounting import (
     statistics_folder,
 )
 from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger, losses_digest
-from mm_assets.accounting.erasures import PDQ, URL, Denial, DenyList, Entry, Erasure, ErasureStore
+from mm_assets.accounting.erasures import PDQ, SHA256, URL, Denial, DenyList, Entry, Erasure, ErasureStore
 from mm_assets.accounting.needles import IMAGE, Found, FoundSample, Needles
 from mm_assets.accounting.traces import find, rows_denied, scan, stale_outputs, without_shared
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import ASSET as DUPLICATES
 from mm_assets.filters.id_list import HASH_DIGITS, SAMPLE_ID, IdFilter, IdList
 from mm_assets.filters.known_hashes import DEFAULT_RADIUS
+from mm_assets.filters.measure import LEAST_QUALITY, ImageContent
+from mm_assets.filters.readable import MAX_PIXELS
 from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.images import probe
 from mm_assets.formats.names import PLAN_FILE, TAR_SUFFIXES, partition_filename
 from mm_assets.formats.parquet import UNREADABLE, read_small_table
 from mm_assets.formats.partitions import id_prefix
@@ -50,7 +54,15 @@ from mm_assets.formats.raw_shards import RawShard
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, VIRTUAL_SCHEMES, RawLayout
 from mm_assets.formats.webdataset.reader import WebdatasetSource
-from mm_assets.model.errors import ERASED, MmAssetsError, counted
+from mm_assets.model.errors import (
+    ERASED,
+    ImageError,
+    MissingExtra,
+    MmAssetsError,
+    counted,
+    require,
+    warn_user,
+)
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import exists, filesystem, is_remote, join, open_binary, read_bytes, size_of
@@ -124,6 +136,32 @@ def entry_of(kind: str, given: str) -> Entry:
     if colon and not radius.isdecimal():
         raise ValueError(f"{kind}: {given!r:.100}: the radius is a number of bits")
     return Entry.of(kind, value, int(radius) if colon else DEFAULT_RADIUS)
+
+
+def entries_of_image(uri: str) -> list[Entry]:
+    """Return the entries of an image in a file: of its bytes, and, with the extra ``scores``, of its looks.
+
+    Raises:
+        ValueError: it is no image.
+        OSError: it cannot be read.
+    """
+    with located(uri), open_binary(uri) as file:
+        data = file.read()
+    try:
+        info = probe(data)
+    except ImageError as error:
+        raise NotErasedError(f"{uri}: {error}") from error
+    of_bytes = Entry.of(SHA256, hashlib.sha256(data).hexdigest())
+    try:
+        require("pdqhash", "cv2")
+        hash_, quality = ImageContent(memoryview(data), info, MAX_PIXELS).perceptual
+        why_not = "" if quality >= LEAST_QUALITY else "it has hardly any detail"
+    except (ImageError, MissingExtra) as error:
+        hash_, why_not = "", str(error)
+    if not why_not:
+        return [of_bytes, Entry.of(PDQ, hash_)]
+    warn_user(f"{uri}: its very bytes are looked for, not what looks like it: {why_not}")
+    return [of_bytes]
 
 
 _COMPARED: Final = 100_000  # ids

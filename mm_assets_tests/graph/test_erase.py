@@ -27,12 +27,13 @@ from PIL import Image
 
 from mm_assets.accounting.erasures import URL, DenyList, Entry, ErasureStore
 from mm_assets.definitions import build_definitions
-from mm_assets.filters.known_hashes import KnownHashes
+from mm_assets.filters.known_hashes import DEFAULT_RADIUS, KnownHashes
 from mm_assets.formats.lance.table import maintain
 from mm_assets.storage.stamps import sole_writer
 from mm_assets.versions import erasing, erasure_plan
 from mm_assets_tests.accounting.test_traces import Here
 from mm_assets_tests.cli import commands
+from mm_assets_tests.filters.test_contamination import jpeg
 from mm_assets_tests.formats.brute_force import files_with, versions_with
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
 
@@ -414,6 +415,42 @@ def test_by_the_bytes_of_an_image(world: World) -> None:
         "erase", "--sha256", hashlib.sha256(_members(A2)[f"{A2}.0.png"]).hexdigest(), "--raw"
     )
     assert "only items of it are erased, and --raw takes whole samples out" in line
+
+
+def test_by_an_image_in_a_file(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its bytes, and those of a copy of half the size; with hardly any detail, or no extra, the first."""
+    photograph, small, flat = jpeg(4, 1024), io.BytesIO(), io.BytesIO()
+    with Image.open(io.BytesIO(photograph)) as picture:
+        picture.resize((512, 512)).save(small, "WEBP", quality=60)
+    Image.new("RGB", (64, 64), "red").save(flat, "PNG")
+    for sample, data in (("whole", photograph), ("half", small.getvalue()), ("flat", flat.getvalue())):
+        document = {"texts": [], "images": [f"{sample}.png"]}
+        make_tar(world.raw / f"{sample}.tar", [(f"{sample}.json", document), (f"{sample}.png", data)])
+        (tmp_path / sample).write_bytes(data)
+    world.run("run")
+
+    def named(*arguments: object) -> tuple[set[str], str]:
+        done = world.run("erase", "--dry-run", *arguments)
+        assert done.returncode == 0, done
+        found = {line.partition(":")[0] for line in done.stdout.splitlines() if "; raw: " in line}
+        return found, done.stderr
+
+    assert named("--image", tmp_path / "whole") == ({"whole", "half"}, "")
+    assert named("--md5", hashlib.md5(photograph).hexdigest()) == ({"whole"}, "")
+    warning = "mm-assets: warning: {}: its very bytes are looked for, not what looks like it: {}\n"
+    found, told = named("--image", tmp_path / "flat")
+    assert found == {"flat"} and told == warning.format(tmp_path / "flat", "it has hardly any detail")
+    monkeypatch.setitem(sys.modules, "pdqhash", None)
+    found, told = named("--image", tmp_path / "half")
+    assert found == {"half"} and "The perceptual hash needs pdqhash: pip install" in told
+    (tmp_path / "no").write_text("no")
+    assert world.refused("erase", "--image", tmp_path / "no").startswith(f"{tmp_path / 'no'}: ")
+    assert (
+        world.refused("erase", "--image", tmp_path / "none") == f"{tmp_path / 'none'}: no such file or folder"
+    )
+    assert f"(default radius: {DEFAULT_RADIUS} of 256 bits)" in " ".join(world.ok("erase", "--help").split())
+    line = world.refused("erase", "--md5", "0" * 32, MM_STORAGE=str(tmp_path / "other"))
+    assert line.endswith("name the storage root of the graph with MM_STORAGE")
 
 
 def test_after_a_compaction_of_the_table_and_behind_links(world: World) -> None:
