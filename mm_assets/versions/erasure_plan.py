@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import os
 import posixpath
 import shlex
@@ -63,6 +62,7 @@ from mm_assets.model.errors import (
     require,
     warn_user,
 )
+from mm_assets.model.json_codec import json_value
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located
 from mm_assets.storage.files import exists, filesystem, is_remote, join, open_binary, read_bytes, size_of
@@ -93,16 +93,29 @@ def entries_in(uri: str) -> list[Entry]:
     entries = []
     for number, row in enumerate(_rows(uri, data), start=1):
         try:
-            kind, value = str(row["kind"]), str(row["value"])
-            entries.append(Entry.of(kind, value, int(row.get("radius") or DEFAULT_RADIUS)))
-        except KeyError as error:
-            raise NotErasedError(f"{uri}: row {number}: no {error.args[0]!r}") from error
+            entries.append(_entry_in(row))
         except ValueError as error:
             raise NotErasedError(f"{uri}: row {number}: {error}") from error
     return entries
 
 
-def _rows(uri: str, data: bytes) -> Iterator[Mapping[str, Any]]:
+def _entry_in(row: Mapping[Any, Any]) -> Entry:
+    if None in row:  # cells of CSV
+        raise ValueError("has more cells than there are columns")
+    for name in ("kind", "value"):
+        if name not in row:
+            raise ValueError(f"no {name!r}")
+        if not isinstance(row[name], str):
+            raise ValueError(f"{name} is {row[name]!r:.100}, not a text")
+    radius = row.get("radius")
+    if radius in (None, ""):
+        radius = DEFAULT_RADIUS
+    elif not str(radius).isdecimal():
+        raise ValueError(f"radius is {radius!r:.100}, not a number of bits")
+    return Entry.of(row["kind"], row["value"], int(radius))
+
+
+def _rows(uri: str, data: bytes) -> Iterator[Mapping[Any, Any]]:
     suffix = posixpath.splitext(uri.partition("?")[0])[1].lower()
     if suffix == ".parquet":
         try:
@@ -114,16 +127,18 @@ def _rows(uri: str, data: bytes) -> Iterator[Mapping[str, Any]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise NotErasedError(f"{uri}: not UTF-8: {error}") from error
-    if suffix not in (".jsonl", ".json", ".ndjson"):
-        yield from csv.DictReader(io.StringIO(text))
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                if not isinstance(row := json_value(line), dict):
+                    raise NotErasedError(f"{uri}: line {number}: no JSON object")
+                yield row
         return
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            row = json.loads(line) if line.strip() else None
-            if row is not None:
-                yield {**row}
-        except (ValueError, TypeError) as error:
-            raise NotErasedError(f"{uri}: line {number}: no JSON object") from error
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise NotErasedError(f"{uri}: line {reader.reader.line_num}: no CSV: {error}") from error
 
 
 def entry_of(kind: str, given: str) -> Entry:

@@ -31,6 +31,7 @@ from mm_assets.filters.known_hashes import DEFAULT_RADIUS, KnownHashes
 from mm_assets.formats.lance.table import maintain
 from mm_assets.storage.stamps import sole_writer
 from mm_assets.versions import erasing, erasure_plan
+from mm_assets.versions.erasure_plan import NotErasedError, entries_in
 from mm_assets_tests.accounting.test_traces import Here
 from mm_assets_tests.cli import commands
 from mm_assets_tests.filters.test_contamination import jpeg
@@ -487,16 +488,39 @@ def test_several_of_a_file(world: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("x.csv", "kind,value\nsample,a\n", "x.csv: row 1: 'sample' is none of"),
-        ("x.csv", "kind\nurl\n", "x.csv: row 1: no 'value'"),
-        ("x.jsonl", '{"kind": "sha256", "value": "00"}', "x.jsonl: row 1: sha256: '00' is not 64 hex digits"),
-        ("x.jsonl", "[1]", "x.jsonl: line 1: no JSON object"),
-        ("x.parquet", "nothing", "x.parquet: not a readable Parquet file"),
+        ("x.csv", "kind,value\nsample,a\n", "row 1: 'sample' is none of"),
+        ("x.csv", "kind\nurl\n", "row 1: no 'value'"),
+        ("x.csv", "kind;value\nurl;a\n", "row 1: no 'kind'"),
+        ("x.csv", "kind,value\nurl\n", "row 1: value is None, not a text"),
+        ("x.csv", "kind,value\nurl,a,b\n", "row 1: has more cells than there are columns"),
+        ("x.csv", 'kind,value\nurl,"a\nurl,b\n', "line 3: no CSV: unexpected end of data"),
+        ("x.csv", 'kind,value\nurl,"a\nurl,"b"\n', "line 3: no CSV: ',' expected after '\"'"),
+        ("x.csv", f"kind,value\nurl,{'x' * 200_000}\n", "line 2: no CSV: field larger than field limit"),
+        ("x.csv", f"kind,value,radius\npdq,{'a' * 64},-1\n", "row 1: radius is '-1', not a number of bits"),
+        ("x.jsonl", '{"kind": "sha256", "value": "00"}', "row 1: sha256: '00' is not 64 hex digits"),
+        ("x.jsonl", "[1]", "line 1: no JSON object"),
+        ("x.jsonl", "[" * 200_000, "line 1: no JSON object"),
+        ("x.jsonl", "{}", "row 1: no 'kind'"),
+        ("x.jsonl", '{"kind": "url", "value": 12}', "row 1: value is 12, not a text"),
+        ("x.jsonl", '{"kind": ["url"], "value": "a"}', "row 1: kind is ['url'], not a text"),
+        ("x.jsonl", '{"kind": "pdq", "value": "a", "radius": 1e999}', "row 1: radius is inf, not a number"),
+        ("x.jsonl", '{"kind": "pdq", "value": "a", "radius": "x"}', "row 1: radius is 'x', not a number"),
+        ("x.parquet", "nothing", "not a readable Parquet file"),
     ],
 )
-def test_bad_lists(world: World, tmp_path: Path, name: str, content: str, told: str) -> None:
+def test_bad_lists(tmp_path: Path, name: str, content: str, told: str) -> None:
     (tmp_path / name).write_text(content)
-    assert told in world.refused("erase", "--from", tmp_path / name)
+    with pytest.raises(NotErasedError) as caught:
+        entries_in(str(tmp_path / name))
+    assert str(caught.value).startswith(f"{tmp_path / name}: {told}")
+    assert len(str(caught.value)) < 400
+
+
+def test_a_bad_list_is_one_line_of_the_command(world: World, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"kind": "sample_id", "value": null}')
+    assert "x.jsonl: row 1: value is None, not a text" in world.refused(
+        "erase", "--from", tmp_path / "x.jsonl"
+    )
 
 
 def test_what_it_refuses(world: World) -> None:
