@@ -324,10 +324,14 @@ class DenyList:
 
     alias = staticmethod(alias_of)
 
+    def denial_of(self, sample_id: str) -> Denial | None:
+        """Return what is said against a sample by its id; None if nothing is."""
+        ids = self._of_kind(SAMPLE_ID)
+        return ids.get(text_digest(sample_id)) if ids else None
+
     def hides_sample(self, sample_id: str) -> bool:
         """Return whether the id of a sample may not be told."""
-        ids = self._of_kind(SAMPLE_ID)
-        return bool(ids) and text_digest(sample_id) in ids
+        return self.denial_of(sample_id) is not None
 
     def hides_member(self, name: str, prefixes: Iterable[str] = ("",)) -> bool:
         """Return whether the name of a tar's member tells the id of an erased sample.
@@ -390,9 +394,8 @@ class DenyList:
         found: dict[int, Denial] = {}
         if self._of_kind(SAMPLE_ID):
             ids = table.column("sample_id").to_pylist()
-            hidden = {sample_id for sample_id in set(ids) if self.hides_sample(sample_id)}
-            for row in (row for row, sample_id in enumerate(ids) if sample_id in hidden):
-                found[row] = self._of_kind(SAMPLE_ID)[text_digest(ids[row])]
+            of_ids = {sample_id: self.denial_of(sample_id) for sample_id in set(ids)}
+            found = {row: denial for row, id_ in enumerate(ids) if (denial := of_ids[id_]) is not None}
         if urls := self._of_kind(URL):
             is_metadata = pc.equal(table.column("modality"), "metadata").to_pylist()
             for row, text in _texts(table):
@@ -425,7 +428,7 @@ class DenyList:
     def _scrubbed(self, loss: Loss, hidden: set[str]) -> Loss:
         if loss.sample_id is None or loss.kind == ERASED:
             return loss
-        denial = self._of_kind(SAMPLE_ID).get(text_digest(loss.sample_id))
+        denial = self.denial_of(loss.sample_id)
         alias = alias_of(loss.sample_id)
         if denial is None and alias not in hidden:
             return loss

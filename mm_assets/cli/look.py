@@ -86,8 +86,11 @@ def run_explain(options: argparse.Namespace) -> int:
 
 def _unknown_sample(root: str, sample_id: str) -> str:
     """Return the line about a sample that no output and no ledger has, but maybe raw shards."""
+    from mm_assets.accounting.erasures import DenyList
     from mm_assets.accounting.survey_store import SurveyStore
 
+    if (denial := DenyList.read(root).denial_of(sample_id)) is not None:
+        return f"{root}: sample {sample_id!r} was {denial.reason}"
     if raw_shards := SurveyStore(root).partitions_with(sample_id):
         hint = "no output of it has landed; the check raw_shards.integrity and the run's log say why"
         return f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, raw_shards))}: {hint}"

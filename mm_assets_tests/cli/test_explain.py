@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFile
 
+from mm_assets.accounting.erasures import Entry, Erasure, ErasureStore
 from mm_assets.cli import main
 from mm_assets_tests.cli.documents import image, sample
 from mm_assets_tests.cli.storage_root import ASSETS, fill
@@ -264,6 +265,18 @@ def test_an_unknown_id_or_root_is_one_line_and_exit_code_1(
     (tmp_path / "ledger-only" / "ledger").mkdir(parents=True)
     assert main(["explain", "tw", "--storage", str(tmp_path / root)]) == 1
     assert capsys.readouterr() == ("", f"mm-assets: {tmp_path / root}: {line}\n")
+
+
+@pytest.mark.parametrize("command", ["explain", "show"])
+def test_an_erased_id_that_was_never_here_names_its_request(
+    tmp_path: Path, raw: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    fill(str(tmp_path / "storage"), str(raw), ASSETS[:1])
+    erasure = Erasure.begin([Entry.of("sample_id", "nobody")])
+    ErasureStore(str(tmp_path / "storage")).write(erasure)
+    assert main([command, "nobody", "--storage", str(tmp_path / "storage")]) == 1
+    line = f"sample 'nobody' was erased on request {erasure.id}"
+    assert capsys.readouterr() == ("", f"mm-assets: {tmp_path / 'storage'}: {line}\n")
 
 
 @pytest.mark.parametrize(
