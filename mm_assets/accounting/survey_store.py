@@ -65,7 +65,9 @@ _WRITTEN = {"compression": "zstd", "write_page_checksum": True}
 def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
     """Write a local Parquet file with a row per sample: the survey of a raw shard."""
     names = pa.array([partition] * survey.samples.num_rows, pa.string())
-    table = survey.samples.add_column(0, pa.field("partition", pa.string(), nullable=False), names)
+    # One that was read has all of its file in its metadata, also what is now erased.
+    samples = survey.samples.replace_schema_metadata(None)
+    table = samples.add_column(0, pa.field("partition", pa.string(), nullable=False), names)
     rest = {
         "format": FORMAT,
         "partition": partition,

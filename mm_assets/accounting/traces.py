@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import gzip
 import lzma
@@ -17,7 +18,7 @@ import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import IO, Any, NamedTuple
@@ -45,13 +46,12 @@ from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
     StorageOptions,
     exists,
-    filesystem,
     is_remote,
     join,
-    local_path,
     open_binary,
     size_of,
 )
+from mm_assets.storage.listing import sizes_below
 from mm_assets.storage.stamps import parallel_map, stat_outputs
 
 _HASHES = (SHA256, MD5, PDQ)
@@ -350,7 +350,7 @@ def scan(
     search = needles.search()
     hits: Counter[Occurrence] = Counter()
     unread: dict[str, str] = {}
-    sizes = _listed(folders, skip, unread, options)
+    sizes = sizes_below(folders, skip, unread, options)
     for path in sizes:
         for number, _ in search.find(f"{path}\n{unquote(path)}".encode("utf-8", "surrogateescape")):
             hits[Occurrence(path, "name", needles.needles[number].kind)] += 1
@@ -362,40 +362,6 @@ def scan(
             unread.update(result[1])
     found = dict(sorted(hits.items()))
     return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.omitted)
-
-
-def _listed(
-    folders: Iterable[str], skip: Iterable[str], unread: dict[str, str], options: StorageOptions | None
-) -> dict[str, int]:
-    """Return files and their sizes, each once, hidden ones too; ``unread`` gets folders that fail."""
-    sizes: dict[str, int] = {}
-    known = {path if is_remote(path) else os.path.realpath(local_path(path)) for path in skip}
-
-    def is_new(path: str) -> bool:
-        is_known = (real := os.path.realpath(path)) in known
-        known.add(real)
-        return not is_known
-
-    def refused(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            unread[str(error.filename)] = error_line(error)
-
-    for folder in folders:
-        if is_remote(folder):
-            fs, path = filesystem(folder, options)
-            fs.invalidate_cache()
-            files = {fs.unstrip_protocol(name): info for name, info in fs.find(path, detail=True).items()}
-            sizes |= {name: int(info["size"] or 0) for name, info in files.items() if name not in known}
-            continue
-        for above, below, names in os.walk(local_path(folder), onerror=refused, followlinks=True):
-            if not is_new(above):
-                below.clear()
-                continue
-            for path in (os.path.join(above, name) for name in names):
-                with suppress(FileNotFoundError):  # removed meanwhile
-                    if os.path.isfile(path) and is_new(path):
-                        sizes[path] = os.path.getsize(path)
-    return sizes
 
 
 def _scan_jobs(
@@ -467,15 +433,18 @@ class _ScannedFile:
         if head.startswith(b"PAR1"):
             is_read = isinstance(file, BytesIO)
             with pq.ParquetFile(file) if is_read else open_parquet(self._path, self._options) as parquet:
+                self._metadata(parquet.metadata.metadata)
                 for batch in _batches(parquet, _is_packed):
                     self._batch(batch)
         elif head.startswith(b"ARROW1"):
             with pa.ipc.open_file(file) as reader:
+                self._metadata(reader.schema.metadata)
                 for number in range(reader.num_record_batches):
                     self._batch(reader.get_batch(number))
         elif self._path.endswith(".arrow"):  # a stream, as the records of our Lance tables have, too
             file.seek(max(0, file.read(_HEADER).find(_BEGIN_OF_STREAM)))
             with pa.ipc.open_stream(file) as reader:
+                self._metadata(reader.schema.metadata)
                 for batch in reader:
                     self._batch(batch)
         elif head.startswith(b"SQLite format 3\0") and not is_remote(self._path):
@@ -499,6 +468,17 @@ class _ScannedFile:
     def _hit(self, number: int, inside: str) -> None:
         self.hits[Occurrence(self._path, inside, self._needles.needles[number].kind)] += 1
 
+    def _metadata(self, metadata: Mapping[bytes, bytes] | None) -> None:
+        """Search the metadata of a schema; those of Parquet have a schema in base64, with metadata again."""
+        for key, value in (metadata or {}).items():
+            inside = f"metadata {key.decode(errors='replace')}"
+            is_schema = key == b"ARROW:schema"
+            data = base64.b64decode(value) if is_schema else value
+            for number, _ in self._search.find(data):
+                self._hit(number, inside)
+            if is_schema:
+                self._metadata(pa.ipc.read_schema(pa.py_buffer(data)).metadata)
+
     def _lance(self) -> None:
         """Search all rows of a file of a table, whichever versions have them, and deleted ones."""
         from lance.file import LanceFileReader
@@ -506,6 +486,7 @@ class _ScannedFile:
         from mm_assets.formats.lance.reader_writer import lance_options
 
         reader = LanceFileReader(self._path, lance_options(self._path, self._options))
+        self._metadata(reader.metadata().schema.metadata)
         # Range by range: the reader fetches all of what it is asked for ahead.
         rows = reader.num_rows()
         at_once = _rows_at_once(size_of(self._path, self._options), rows)

@@ -1,6 +1,7 @@
 """Listing of the files that a path, folder, pattern, brace list or URL names.
 
-`LocalTree` has the files and folders below a local folder, those behind links included.
+`LocalTree` has the files and folders below a local folder, those behind links included. `sizes_below` has
+all files, whatever they are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
@@ -28,7 +30,7 @@ from mm_assets.formats.names import (
 )
 from mm_assets.model.errors import first_and_more, warn_user
 from mm_assets.storage import canonical_url, clean_url, expand_braces
-from mm_assets.storage.errors import absent, located
+from mm_assets.storage.errors import absent, error_line, located
 from mm_assets.storage.files import StorageOptions, filesystem, is_remote, local_path
 
 # The folder in which `mm-assets convert` lists what it left out, inside the output folder. Other names that
@@ -187,6 +189,47 @@ def names_in(folder: str, options: StorageOptions | None = None) -> list[str]:
 def matching(pattern: str, options: StorageOptions | None = None) -> list[str]:
     """Return the files and folders that match a pattern, sorted."""
     return _matches(pattern, options)[0]
+
+
+def sizes_below(
+    folders: Iterable[str], skip: Iterable[str], unread: dict[str, str], options: StorageOptions | None
+) -> dict[str, int]:
+    """Return all files below folders and their sizes, each once: hidden ones and those behind links, too.
+
+    Args:
+        folders: paths or URLs; one that does not exist has no files.
+        skip: files to leave out.
+        unread: gets the folders that cannot be listed, each with the reason.
+        options: for the file systems.
+    """
+    sizes: dict[str, int] = {}
+    known = {path if is_remote(path) else os.path.realpath(local_path(path)) for path in skip}
+
+    def is_new(path: str) -> bool:
+        is_known = (real := os.path.realpath(path)) in known
+        known.add(real)
+        return not is_known
+
+    def refused(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            unread[str(error.filename)] = error_line(error)
+
+    for folder in folders:
+        if is_remote(folder):
+            fs, path = filesystem(folder, options)
+            fs.invalidate_cache()
+            files = {fs.unstrip_protocol(name): info for name, info in fs.find(path, detail=True).items()}
+            sizes |= {name: int(info["size"] or 0) for name, info in files.items() if name not in known}
+            continue
+        for above, below, names in os.walk(local_path(folder), onerror=refused, followlinks=True):
+            if not is_new(above):
+                below.clear()
+                continue
+            for path in (os.path.join(above, name) for name in names):
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    if os.path.isfile(path) and is_new(path):
+                        sizes[path] = os.path.getsize(path)
+    return sizes
 
 
 def packed_line(place: str, names: Iterable[str]) -> list[str]:

@@ -27,7 +27,7 @@ from mm_assets.accounting.survey import (
     merge_files,
     survey_shard,
 )
-from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.accounting.survey_store import SURVEY_KEY, SurveyStore
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import RawReader
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
@@ -358,6 +358,16 @@ def test_a_new_survey_replaces_the_old_and_the_same_one_is_left_alone(tmp_path: 
     store.write("a", replace(SURVEY, version="v2"))
     assert store.read("a") == replace(SURVEY, version="v2")
     assert [p.name for p in path.parent.iterdir()] == ["a.parquet"]
+
+
+def test_a_survey_that_is_written_again_keeps_nothing_of_what_was_read(tmp_path: Path) -> None:
+    store = SurveyStore(str(tmp_path))
+    store.write("a", SURVEY)
+    read = store.read("a")
+    assert read is not None
+    store.write("a", replace(read, unreferenced=Excerpt(("something else",), 1)))
+    assert pq.read_schema(store.uri("a")).metadata is None
+    assert b"something else" in pq.read_metadata(store.uri("a")).metadata[SURVEY_KEY]
 
 
 def test_a_survey_is_of_its_version_and_layout_alone() -> None:

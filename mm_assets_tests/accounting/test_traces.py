@@ -94,6 +94,21 @@ def _footer(folder: Path, contents: list[Content]) -> None:
     pq.write_table(table, folder / "a.parquet")
 
 
+def _written_again(folder: Path, contents: list[Content]) -> None:
+    """A file of what was read from another one: its schema has the footer of that."""
+    _footer(folder, contents)
+    table = pq.read_table(folder / "a.parquet")
+    with pq.ParquetWriter(folder / "a.parquet", table.schema, store_schema=True) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({"notes": "", "images": ""})
+
+
+def _metadata_of_lance(folder: Path, contents: list[Content]) -> None:
+    _footer(folder, contents)
+    lance.write_dataset(pq.read_table(folder / "a.parquet"), folder / "items.lance")
+    (folder / "a.parquet").unlink()
+
+
 def _arrow(new: Any, name: str, **options: Any) -> Callable[[Path, list[Content]], None]:
     def write(folder: Path, contents: list[Content]) -> None:
         table = _table(contents)
@@ -233,6 +248,8 @@ PLACES: dict[str, tuple[Callable[[Path, list[Content]], None], frozenset[str]]] 
         ALL,
     ),
     "footer of Parquet": (_footer, ALL),
+    "schema of Parquet": (_written_again, ALL),
+    "metadata of Lance": (_metadata_of_lance, ALL),
     "Arrow": (_arrow(pa.ipc.new_file, "a.arrow"), ALL),
     "packed Arrow": (_arrow(pa.ipc.new_file, "a.arrow", compression="zstd"), ALL),
     "Arrow stream": (_arrow(pa.ipc.new_stream, "a.arrow", compression="lz4"), ALL),
