@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +29,7 @@ from mm_assets.accounting.accounts import LEDGER_FOLDER
 from mm_assets.filters.id_list import HASH_DIGITS
 from mm_assets.filters.known_hashes import DEFAULT_RADIUS, MOST_RADIUS, HashList, KnownHashes, picture_hashes
 from mm_assets.formats.materialize import materialize_parts
+from mm_assets.formats.names import ids_in_name
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import own_name
 from mm_assets.formats.reports import CONTENT, LEFT_OUT_MEMBERS
@@ -337,18 +337,13 @@ class DenyList:
         """Return whether the name of a tar's member tells the id of an erased sample.
 
         Args:
-            name: of the member, with that of its tar before it or words behind it, if there are several. Its
-                beginning is the id, or the key that our tars make of it.
+            name: of the member, as `ids_in_name` takes it.
             prefixes: what the reader puts before the ids of the tar.
         """
         ids = self._of_kind(SAMPLE_ID)
-        if not ids:
-            return False
-        parts = {part for each in name.split(": ") for part in (each, each.rpartition("/")[2])}
-        stems = {stem for part in parts for stem in _stems(part)}
-        return any(
+        return bool(ids) and any(
             stem[1:] in ids or any(text_digest(prefix + stem) in ids for prefix in prefixes)
-            for stem in stems | {unquote(stem) for stem in stems}
+            for stem in ids_in_name(name)
         )
 
     def names_hidden_in(self, partition: str, files: Iterable[str]) -> Callable[[Iterable[str]], list[str]]:
@@ -499,14 +494,6 @@ def _listed(each: HashList) -> Denial:
 
 
 _read_before: dict[str, tuple[Mapping[str, str], DenyList]] = {}
-
-
-def _stems(name: str) -> Iterator[str]:
-    """Yield a name, and its beginnings before each of its dots."""
-    at = len(name)
-    while at > 0:
-        yield name[:at]
-        at = name.rfind(".", 0, at)
 
 
 def _texts(table: pa.Table) -> Iterator[tuple[int, str]]:

@@ -1,6 +1,7 @@
 """Needles: byte strings that samples are found by in any file, and a search for many of them at once.
 
 * `Needles` are windows of images and texts, URLs and sample ids, in each spelling that files give them.
+* `Needles.names` tells whole texts and names of members in JSON: short ids may be parts of anything.
 * `NeedleSearch` looks one word of eight bytes up for each few bytes of a file, in a table of all words that
   needles have at this distance. Its time depends on the bytes read, and hardly on the number of needles.
 * `Found` is what was found that needles are made of, `Scan` what a scan has found by them.
@@ -16,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.accounting.erasures import SAMPLE_ID, URL
-from mm_assets.formats.names import sample_key
+from mm_assets.formats.names import RAW_SUFFIXES, ids_in_name, sample_key
 from mm_assets.model.json_codec import is_json, json_value
 from mm_assets.model.nested_types import is_bytes, is_text
 from mm_assets.model.samples import parse_source_ref
@@ -47,6 +48,18 @@ _WINDOWS = 8  # of a text, beside its ends
 _PLAIN = re.compile(r"[A-Za-z0-9 ,.;:?()=-]" f"{{{LEAST_TEXT},{_WINDOW}}}")
 _ANY = re.compile(r"[^\x00-\x1f]" f"{{{LEAST_TEXT // 3},{_WINDOW}}}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:/\S+")
+# Bytes of an id that is looked for as a name, if it has a digit: others are versions, or words of ours.
+_SHORTEST_NAME = 6
+_LONGEST_NAME = 1024
+_FEW = 32
+# Fields of Dagster's own objects that say what one is, or of what.
+NAMING = frozenset(
+    {
+        *("__class__", "__enum__", "check_name", "event_type_value", "label", "partition", "partition_key"),
+        *("pipeline_name", "run_id", "step_key"),
+    }
+)
+OF_DAGSTER = "dagster/"  # how its tags and metadata are called: versions, partitions, URIs
 _NO_CONTENT = ("position", "modality", "content_type", "materialize_error")
 
 
@@ -70,11 +83,13 @@ class Needles:
         needles: byte strings.
         ids: sample ids, also found as whole values of a column of ids.
         omitted: numbers of contents that are not looked for, by kind and reason.
+        short: those of the ids that are looked for as whole texts and names of members alone.
     """
 
     needles: tuple[Needle, ...] = ()
     ids: frozenset[str] = frozenset()
     omitted: Mapping[str, int] = field(default_factory=dict)
+    short: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, rows: pa.Table, *, is_whole: bool) -> Needles:
@@ -113,19 +128,26 @@ class Needles:
         """Return the needles of several, each once."""
         needles: dict[bytes, Needle] = {}
         ids: set[str] = set()
+        short: set[str] = set()
         omitted: Counter[str] = Counter()
         for part in parts:
             needles.update((needle.data, needle) for needle in part.needles)
             ids.update(part.ids)
+            short.update(part.short)
             omitted.update(part.omitted)
-        return cls(
-            tuple(needles[data] for data in sorted(needles)), frozenset(ids), dict(sorted(omitted.items()))
-        )
+        each_once = tuple(needles[data] for data in sorted(needles))
+        return cls(each_once, frozenset(ids), dict(sorted(omitted.items())), frozenset(short))
 
-    def without(self, shared: Collection[int], why: str, ids: Collection[str] = ()) -> Needles:
-        """Return them without the windows of some, by their numbers, and without some ids.
+    def without(
+        self, shared: Collection[int], why: str, ids: Collection[str] = (), names: Iterable[str] = ()
+    ) -> Needles:
+        """Return them without some windows; contents without windows are omitted.
 
-        Contents without windows are omitted.
+        Args:
+            shared: numbers of the needles of these windows.
+            why: the reason.
+            ids: of samples that stay.
+            names: of other things than samples: short ids that are one are no names.
         """
         windows = {self.needles[number].window for number in shared}
         contents = {_number_of(SAMPLE_ID, sample_id) for sample_id in ids}
@@ -133,7 +155,17 @@ class Needles:
         left = {needle.content for needle in kept}
         lost = {needle.content: needle.kind for needle in self.needles if needle.content not in left}
         omitted = Counter(self.omitted) + Counter(f"{kind}, {why}" for kind in lost.values())
-        return Needles(tuple(kept), self.ids.difference(ids), dict(sorted(omitted.items())))
+        kept_short = self.short.difference(ids, names)
+        return Needles(tuple(kept), self.ids.difference(ids), dict(sorted(omitted.items())), kept_short)
+
+    def not_looked_for(self) -> dict[str, int]:
+        """Return the numbers of contents that are not looked for, or not everywhere, by kind and reason."""
+        few = {sample_id for sample_id in self.ids if len(_utf8(sample_id)) < _SHORTEST}
+        partly = {
+            f"{SAMPLE_ID}, short: within other text": len(self.short),
+            f"{SAMPLE_ID}, short: but where it is called so": len(few - self.short),
+        }
+        return {**self.omitted, **{told: count for told, count in partly.items() if count}}
 
     def counts(self) -> dict[str, int]:
         """Return the number of contents that are looked for, by kind."""
@@ -145,14 +177,39 @@ class Needles:
         return _search_for(tuple(needle.data for needle in self.needles))
 
     def is_in(self, text: str) -> bool:
-        """Return whether any of them is in a text."""
-        return next(self.search().find(_utf8(text)), None) is not None
+        """Return whether any of them is in a text, or a name in it."""
+        return next(self.search().find(_utf8(text)), None) is not None or self.names(text)
+
+    def names(self, text: str) -> bool:
+        """Return whether a text, a line of it or a string in its JSON is a short id, or names its member.
+
+        What Dagster's own objects say of themselves, such as their partitions, does not count.
+        """
+        if not self.short or (len(self.short) <= _FEW and not any(part in text for part in self._parts)):
+            return False
+        value = json_value(text) if text[:1] in ("{", "[") else text
+        if not isinstance(value, str):
+            return any(map(self.names, _told_in(value)))
+        if "\n" in value:
+            return any(map(self.names, value.split("\n")))
+        is_file = len(value) > _LONGEST_NAME or value.lower().endswith(RAW_SUFFIXES)
+        return not is_file and not self.short.isdisjoint(ids_in_name(value))
+
+    @cached_property
+    def _parts(self) -> list[str]:
+        """A part of each short id that is the same in all spellings."""
+        return [max(re.findall(r"[\w-]*", each, re.ASCII), key=len) for each in self.short]
 
     def to_bytes(self) -> bytes:
         """Return them as bytes, which hold the content."""
         packed = [(*needle[:-1], base64.b64encode(needle.data).decode()) for needle in self.needles]
         return json.dumps(
-            {"needles": packed, "ids": sorted(self.ids), "omitted": dict(self.omitted)}
+            {
+                "needles": packed,
+                "ids": sorted(self.ids),
+                "omitted": dict(self.omitted),
+                "short": sorted(self.short),
+            }
         ).encode()
 
     @classmethod
@@ -168,7 +225,8 @@ class Needles:
                 Needle(kind, content, window, base64.b64decode(text))
                 for kind, content, window, text in fields["needles"]
             ]
-            return cls(tuple(needles), frozenset(fields["ids"]), dict(fields["omitted"]))
+            ids, short = frozenset(fields["ids"]), frozenset(fields["short"])
+            return cls(tuple(needles), ids, dict(fields["omitted"]), short)
         except (LookupError, TypeError) as error:
             raise ValueError(f"no needles of an erasure: {error}") from error
 
@@ -279,6 +337,28 @@ class Scan:
         return sorted({found.path for found in self.occurrences})
 
 
+def _told_in(value: Any) -> Iterator[str]:
+    """Yield the strings in a value of lists and objects, but for those that name things of Dagster.
+
+    Names of an object's fields are some, but for objects of Dagster itself.
+    """
+    left = [value]
+    while left:
+        match left.pop():
+            case str(text):
+                yield text
+            case list(parts):
+                left += parts
+            case {"__class__": "AssetKey"}:
+                pass
+            case dict(fields):
+                is_ours = "__class__" not in fields
+                told = [
+                    key for key in fields if not key.startswith(OF_DAGSTER) and (is_ours or key not in NAMING)
+                ]
+                left += [*(fields[key] for key in told), *(told if is_ours else ())]
+
+
 class _Contents:
     """Needles in the making, each content once."""
 
@@ -291,7 +371,12 @@ class _Contents:
     def needles(self) -> Needles:
         lost = [kind for number, kind in self._contents.items() if number not in self._kept]
         omitted = dict(sorted(Counter(f"{kind}, too short or plain" for kind in lost).items()))
-        return Needles(tuple(self._needles.values()), frozenset(self._ids), omitted)
+        short = {
+            each
+            for each in self._ids
+            if _SHORTEST_NAME <= len(_utf8(each)) < _SHORTEST and any(map(str.isdigit, each))
+        }
+        return Needles(tuple(self._needles.values()), frozenset(self._ids), omitted, frozenset(short))
 
     def add(self, value: Any) -> None:
         if isinstance(value, str):

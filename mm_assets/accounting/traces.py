@@ -30,7 +30,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from mm_assets.accounting import BY_ASSET, CURATED, DERIVED_FOLDERS, OUTPUTS, locator_columns
-from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
 from mm_assets.accounting.erasures import MD5, PDQ, SAMPLE_ID, SHA256, URL, Denial, DenyList, Entry
 from mm_assets.accounting.lookup import open_parquet
 from mm_assets.accounting.needles import Found, FoundSample, Needles, NeedleSearch, Occurrence, Scan
@@ -64,6 +64,7 @@ _SMALL = 1 << 20  # such files are read at once, in a store several at a time
 _BATCH = 8 << 20
 _ROWS_AT_ONCE = 1000
 _BEGIN_OF_STREAM, _HEADER = b"\xff\xff\xff\xff", 1 << 20
+_OF_LEDGER = f"/{LEDGER_FOLDER}/"  # there metadata have accounts and surveys as JSON
 # Columns of ids in our tables, and in the files of an index that Lance makes of such a column.
 _ID_COLUMNS = ("sample_id", "values", "min", "max")
 
@@ -124,7 +125,13 @@ def without_shared(root: str, found: Found, pool: MapsJobs, options: StorageOpti
     each = _of_shards(pool, _shared_in_shard, root, options, found=found)
     shared = {number for numbers, _ in each for number in numbers}
     ids = {sample_id for _, stay in each for sample_id in stay}
-    return found.needles.without(shared, "other samples have it, too", ids)
+    shards = _partitions(root, options)
+    names = {name for shard in shards for name in (shard, shard.rpartition("/")[2])}
+    return found.needles.without(shared, "other samples have it, too", ids, names)
+
+
+def _partitions(root: str, options: StorageOptions | None) -> set[str]:
+    return {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
 
 
 def stale_outputs(root: str, options: StorageOptions | None = None) -> dict[str, frozenset[str]]:
@@ -164,8 +171,7 @@ def _of_shards(
     **given: Any,
 ) -> list[Any]:
     if stale is None:
-        stale = dict.fromkeys(Ledger(root, options).named(CURATED.asset), frozenset())
-        stale |= dict.fromkeys(SurveyStore(root, options).partitions(), frozenset())
+        stale = dict.fromkeys(_partitions(root, options), frozenset())
     jobs = [_ShardJob(root, name, options, stale=stale[name], **given) for name in sorted(stale)]
     results = []
     for job, result in pool.map(work, jobs):
@@ -361,7 +367,7 @@ def scan(
             hits.update(result[0])
             unread.update(result[1])
     found = dict(sorted(hits.items()))
-    return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.omitted)
+    return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.not_looked_for())
 
 
 def _scan_jobs(
@@ -478,6 +484,8 @@ class _ScannedFile:
                 self._hit(number, inside)
             if is_schema:
                 self._metadata(pa.ipc.read_schema(pa.py_buffer(data)).metadata)
+            elif _OF_LEDGER in self._path:
+                self._names([data], inside)
 
     def _lance(self) -> None:
         """Search all rows of a file of a table, whichever versions have them, and deleted ones."""
@@ -519,6 +527,13 @@ class _ScannedFile:
                     values = [_inflated(value) for row in some for value in row if isinstance(value, bytes)]
                     for number in self._search.in_values(pa.array(values, pa.large_binary())):
                         self._hit(number, f"table {table}")
+                    self._names(values, f"table {table}")
+
+    def _names(self, values: Iterable[bytes], inside: str) -> None:
+        """Search JSON for whole texts that are short ids, or names with one."""
+        for value in values if self._needles.short else ():
+            if value[:1] in (b"{", b"[") and self._needles.names(value.decode("utf-8", "replace")):
+                self.hits[Occurrence(self._path, inside, SAMPLE_ID)] += 1
 
 
 # What other programs pack files with, by the bytes that these begin with.

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from dagster._core.storage.schedules.sql_schedule_storage import SqlScheduleStor
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import NullPool
 
+from mm_assets.accounting.needles import NAMING, OF_DAGSTER
 from mm_assets.event_log.rows import to_json
 from mm_assets.graph.dagster_internals import TRIED_WITH
 from mm_assets.model.errors import MmAssetsError, warn_user
@@ -71,14 +73,6 @@ _TABLES = {
     for table in metadata.sorted_tables
 }
 
-# Fields of Dagster's own objects that say what one is, or of what.
-_NAMING = frozenset(
-    {
-        *("__class__", "__enum__", "check_name", "event_type_value", "label", "partition", "partition_key"),
-        *("pipeline_name", "run_id", "step_key"),
-    }
-)
-_OF_DAGSTER = "dagster/"  # how its tags and metadata are called: versions, partitions, URIs
 _NO_TAG, _LONGEST_TAG = re.compile(r"[^\w.-]", re.ASCII), 63
 _CONTENT = frozenset(
     {"TextMetadataEntryData", "MarkdownMetadataEntryData", "JsonMetadataEntryData", "TableMetadataEntryData"}
@@ -119,8 +113,7 @@ def erase_events(
         StillKept: another user of a database has an old state of it open. What is written stays; to be
             repeated.
     """
-    sought = {given: alias for given, alias in aliases.items() if is_trace(given)}
-    eraser = _Eraser(frozenset(partitions), is_trace, sought, reason, begun)
+    eraser = _Eraser(frozenset(partitions), is_trace, aliases, reason, begun)
     count = _erase_printed(instance, eraser)
     for database in _databases(instance):
         with located(str(database)), database.read() as connection:
@@ -181,9 +174,15 @@ class _Eraser:
         """Return a text: all of it is gone, where more than an id is a trace."""
         if not self.is_trace(text):
             return text
-        for given, alias in self.aliases.items():
-            text = text.replace(given, alias)
+        if self._sought.pattern:
+            text = self._sought.sub(lambda found: self.aliases[found[0]], text)
         return self.reason if self.is_trace(text) else text
+
+    @cached_property
+    def _sought(self) -> re.Pattern[str]:
+        """Ids in a text that are not a part of a word; others, as ``1``, only a field tells."""
+        given = sorted(filter(self.is_trace, self.aliases), key=len, reverse=True)
+        return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, given))})(?!\w)" if given else "")
 
     def lines(self, text: str) -> str:
         """Return printed lines, each as a text of its own."""
@@ -194,8 +193,10 @@ class _Eraser:
 
     def _without_traces(self, value: Any, name: str = "") -> Any:
         match value:
+            case str() if name == "sample_id" and value in self.aliases:
+                return self.aliases[value]
             case str():
-                is_name = name.startswith(_OF_DAGSTER) or value in self.partitions
+                is_name = name.startswith(OF_DAGSTER) or value in self.partitions
                 return value if is_name else self._without_trace(value)
             case list():
                 return [self._without_traces(each) for each in value]
@@ -203,17 +204,17 @@ class _Eraser:
                 return value
             case {"__class__": "EventMetadataEntry", "label": str(label)}:
                 return {
-                    key: each if key in _NAMING else self._without_traces(each, label)
+                    key: each if key in NAMING else self._without_traces(each, label)
                     for key, each in value.items()
                 }
             case {"__class__": str()}:
                 return {
-                    key: each if key in _NAMING else self._without_traces(each, key)
+                    key: each if key in NAMING else self._without_traces(each, key)
                     for key, each in value.items()
                 }
             case dict() if name == "tags":
                 return {
-                    self.tag(key): each if key.startswith(_OF_DAGSTER) else self.tag(str(each))
+                    self.tag(key): each if key.startswith(OF_DAGSTER) else self.tag(str(each))
                     for key, each in value.items()
                 }
             case dict():
@@ -289,7 +290,7 @@ def _value_of(entry: dict[str, Any]) -> Any:
 
 def _is_content(label: str, value: Any) -> bool:
     """Return whether a packed metadata value may quote data: a text, or what is made of texts."""
-    if label in (_ERASED, TRIED_WITH) or label.startswith(_OF_DAGSTER):
+    if label in (_ERASED, TRIED_WITH) or label.startswith(OF_DAGSTER):
         return False
     is_plain = isinstance(value, str | list) or (isinstance(value, dict) and "__class__" not in value)
     return is_plain or (isinstance(value, dict) and value["__class__"] in _CONTENT)
@@ -478,7 +479,7 @@ def _changes(
     texts = {text for row in rows for column in columns if (text := getattr(row, column))}
     traced = {text for text in texts if eraser.has_trace(text)} if eraser.has_trace(*texts) else set()
     for row in rows:
-        if "key" in table.c and (row.key or "").startswith(_OF_DAGSTER):
+        if "key" in table.c and (row.key or "").startswith(OF_DAGSTER):
             continue
         found = []
         for column in columns:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from hashlib import sha256
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from mm_assets.storage.errors import not_utf8
 
@@ -47,6 +47,26 @@ def sample_key(sample_id: str) -> str:
         if len(key) <= MAX_KEY:
             return key
     return "=" + sha256(raw).hexdigest()
+
+
+def ids_in_name(name: str) -> set[str]:
+    """Return what in the name of a tar's member may be the id of its sample, or the key of that.
+
+    These are its beginnings before each of its dots, also without its folder, as they are and decoded.
+
+    Args:
+        name: of the member, with that of its tar before it or words behind it, if there are several.
+    """
+    parts = {part for each in name.split(": ") for part in (each, each.rpartition("/")[2])}
+    stems = {part[:at] for part in parts for at in _ends_of_stems(part)}
+    return stems | {unquote(stem) for stem in stems}
+
+
+def _ends_of_stems(name: str) -> Iterator[int]:
+    at = len(name)
+    while at > 0:
+        yield at
+        at = name.rfind(".", 0, at)
 
 
 @lru_cache(maxsize=1 << 17)  # each run asks for those of all partitions several times

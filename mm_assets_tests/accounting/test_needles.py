@@ -149,6 +149,35 @@ def test_short_id_is_found_where_it_is_called_an_id() -> None:
         assert not needles.is_in(text), text
 
 
+def test_short_id_is_found_as_a_whole_text_and_in_names_of_members() -> None:
+    needles = Needles.of_values([], ["000000013", "1874", "picture"])
+    assert needles.short == {"000000013"}
+    assert Needles.of_bytes(needles.to_bytes()) == needles
+    assert needles.not_looked_for() == {
+        "sample_id, short: within other text": 1,
+        "sample_id, short: but where it is called so": 2,
+    }
+    for text in (
+        "000000013",
+        json.dumps({"first": ["000000012.1.png", "000000013.7.png"]}),
+        json.dumps({"000000013": 1}),
+        json.dumps({"__class__": "EventMetadataEntry", "text": json.dumps([["a/000000013.json", 2]])}),
+        "a line\na.tar: 000000013.7.png: 3 columns",
+    ):
+        assert needles.is_in(text), text
+    for text in (
+        json.dumps({"first": ["0000000130.1.png", "000000012.000000013.png", "picture", "1874.png"]}),
+        json.dumps({"__class__": "AssetMaterialization", "partition": "000000013"}),
+        json.dumps({"__class__": "AssetKey", "path": ["000000013"]}),
+        json.dumps({"dagster/partition": "000000013", "file": "raw/000000013.tar"}),
+        "[" * 100_000 + "000000013",
+        "built in 000000013",
+    ):
+        assert not needles.is_in(text), text
+    assert not needles.without([], "", names=["000000013"]).is_in("000000013")
+    assert Needles.joined([needles, Needles()]).short == needles.short
+
+
 def test_key_that_is_a_digest_is_no_trace() -> None:
     sample_id = "x" * 200
     key = sample_key(sample_id)

@@ -13,6 +13,7 @@ import sqlite3
 import tarfile
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -329,6 +330,26 @@ def test_short_id_is_found_as_a_value(tmp_path: Path) -> None:
     found = _scan(tmp_path, needles=needles)
     names = {path.removeprefix(f"{tmp_path}/").partition("/")[0] for path in found.paths()}
     assert names == {"zstd.parquet", "plain.parquet", "items.lance"}
+
+
+def test_short_id_is_found_in_events_and_in_the_ledger(tmp_path: Path) -> None:
+    needles = Needles.of_values([], ["000000013"])
+    (ledger := tmp_path / "ledger" / "raw_shards").mkdir(parents=True)
+    told = json.dumps({"content": json.dumps({"unreferenced": ["000000013.7.png"]})})
+    for name, folder in {"survey": ledger, "others": tmp_path}.items():
+        with pq.ParquetWriter(folder / f"{name}.parquet", pa.schema([("n", pa.int64())])) as writer:
+            writer.add_key_value_metadata({"mm_assets:survey": told})
+    for name, text in {"index": told, "other": json.dumps({"first": ["0000000130"]})}.items():
+        with closing(sqlite3.connect(tmp_path / f"{name}.db")) as database:
+            database.execute("CREATE TABLE event_logs (event TEXT)")
+            database.execute("INSERT INTO event_logs VALUES (?)", [text])
+            database.commit()
+    found = _scan(tmp_path, needles=needles)
+    assert {(Path(each.path).name, *each[1:]) for each in found.occurrences} == {
+        ("survey.parquet", "metadata mm_assets:survey", SAMPLE_ID),
+        ("index.db", "table event_logs", SAMPLE_ID),
+    }
+    assert found.omitted == {"sample_id, short: within other text": 1}
 
 
 def test_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -23,6 +24,7 @@ from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster._core.test_utils import create_run_for_test
 
+from mm_assets.accounting.needles import Needles
 from mm_assets.demo import make_shards
 from mm_assets.event_log import erasure
 from mm_assets.event_log.erasure import StillKept, erase_events, event_texts
@@ -293,6 +295,39 @@ def test_examples_that_are_named_as_fields_of_dagster_are_content(tmp_path: Path
         (found,) = record.asset_materialization.metadata["first"].value
         assert found["n"].endswith("[erased:0123")
         assert found == {"label": REASON, "partition": REASON, "path": ["erased:0123"], "n": found["n"]}
+
+
+def test_short_ids_go_where_they_are_a_text_of_their_own(tmp_path: Path) -> None:
+    needles = Needles.of_values([], ["000000013", "13"])
+    first = [{"sample_id": "13"}, {"sample_id": "000000013"}, "000000013.7.png", "2000000013", "13", 13]
+    lines = json.dumps([{"sample_id": "000000013"}, "sample '13'", "sample '000000013', position 13"])
+    with open_instance(tmp_path / "home", OURS) as instance:
+        instance.report_runless_asset_event(_told("000000013", None, first=first, lines=lines))
+        texts = [str(row) for row in _rows_of(instance)]
+        assert any(map(needles.is_in, texts))
+        aliases = {"000000013": "erased:a", "13": "erased:b"}
+        sizes = {"reason": REASON, "begun": time.time()}
+        assert erase_events(instance, [], needles.is_in, aliases, **sizes) > 0
+        assert erase_events(instance, [], needles.is_in, aliases, **sizes) == 0
+        (record,) = instance.fetch_materializations(dg.AssetKey("000000013"), limit=10).records
+        metadata = record.asset_materialization.metadata
+        named = [
+            {"sample_id": "erased:b"},
+            {"sample_id": "erased:a"},
+            "erased:a.7.png",
+            "2000000013",
+            "13",
+            13,
+        ]
+        assert metadata["first"].value == named
+        of_lines = [{"sample_id": "erased:a"}, REASON, "sample 'erased:a', position 13"]
+        assert json.loads(metadata["lines"].value) == of_lines
+        assert not any(map(needles.is_in, (str(row) for row in _rows_of(instance))))
+
+
+def _rows_of(instance: dg.DagsterInstance) -> list[str]:
+    with instance.event_log_storage.index_connection() as connection:
+        return list(connection.execute(db.text("SELECT event FROM event_logs")).scalars())
 
 
 def test_each_text_of_dagsters_tables_is_known() -> None:

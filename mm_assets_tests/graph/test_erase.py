@@ -667,3 +667,20 @@ def test_killed_at_each_step_it_goes_on(world: World) -> None:
     assert "due: 0 shards" in world.ok("status")
     with tarfile.open(world.raw / "a.tar") as tar:
         assert tar.getnames() == list(_of(BAD, A2))
+
+
+def test_a_short_id_with_a_cut_picture_and_one_that_no_document_names(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.home.mkdir()
+    cut, loose, other = "000000013", "000000014", "000000015"
+    members = _of(cut, loose, other) | {f"{loose}.7.png": _image("loose")}
+    members[f"{cut}.0.png"] = members[f"{cut}.0.png"][:2000]
+    make_tar(world.raw / "a.tar", members.items())
+    world.run("run")
+    told = world.ok("erase", "--sample-id", cut, "--sample-id", loose)
+    assert "not looked for (sample_id, short: within other text): 2\n" in told
+    assert world.with_any([cut.encode(), loose.encode()], world.storage, world.home) == []
+    for path in world.storage.rglob("*.parquet"):  # also what is packed in schemas
+        texts = pq.read_schema(path).metadata or {}
+        assert not any(name.encode() in text for name in (cut, loose) for text in texts.values())
+    assert world.samples() == {other}
