@@ -39,6 +39,7 @@ from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.formats.registry import reader_for
+from mm_assets.model.errors import INCOMPLETE_SAMPLE
 from mm_assets.model.nested_types import is_text, take_rows
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.pool import MapsJobs, WorkerFailure
@@ -194,7 +195,8 @@ def _find_in_shard(job: _ShardJob) -> Found:
             for row in rows.select(_LOCATED).to_pylist():
                 add(row | locator_columns(row["source_ref"]), is_whole, is_past)
     names = ["sample_id", "position", "modality", "source_uri", "member", "raw"]
-    for row in _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job):
+    quarantined = _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job)
+    for row in quarantined:
         raw, is_hidden = row["raw"], job.deny.hides_sample(row["sample_id"] or "")
         is_denied = raw is not None and job.deny.hides_bytes(raw)
         if is_hidden or is_denied:
@@ -203,6 +205,8 @@ def _find_in_shard(job: _ShardJob) -> Found:
             ids = [row["sample_id"]] if is_whole else []
             needles.append(Needles.of_values([] if raw is None else [raw], ids))
             add(row | {"source": row["source_uri"]}, is_whole)
+    if job.entries(URL) and (dropped := _dropped_documents(job, quarantined)):
+        needles.append(Needles(omitted={f"{URL}, in documents of samples that ingest dropped": dropped}))
     survey = SurveyStore(job.root, job.options).uri(job.partition)
     of_document: dict[str, Any] = {"position": METADATA_POSITION, "modality": "metadata"}
     known = [of_document | row for row in _rows(survey, ["sample_id", "source", "member"], job)]
@@ -217,6 +221,14 @@ def _find_in_shard(job: _ShardJob) -> Found:
             needles.append(Needles.of_values([], [row["sample_id"]]))
             add(row, is_whole=True)
     return Found.of(denied, needles)
+
+
+def _dropped_documents(job: _ShardJob, quarantined: Iterable[Mapping[str, Any]]) -> int:
+    """Return the number of samples that were dropped for an item, and of whose document nothing is kept."""
+    items = Ledger(job.root, job.options).items(CURATED.asset, job.partition)
+    is_one = pc.and_(pc.equal(items["modality"], "metadata"), pc.equal(items["kind"], INCOMPLETE_SAMPLE))
+    kept = {row["sample_id"] for row in quarantined if (row["raw"] or b"")[:1] == b"{"}
+    return len(set(items["sample_id"].filter(is_one).to_pylist()) - kept)
 
 
 def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
