@@ -51,6 +51,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}:/\S+")
 # Bytes of an id that is looked for as a name, if it has a digit: others are versions, or words of ours.
 _SHORTEST_NAME = 6
 _LONGEST_NAME = 1024
+_QUOTES = re.compile("['\"]")
 _FEW = 32
 # Fields of Dagster's own objects that say what one is, or of what.
 NAMING = frozenset(
@@ -181,7 +182,7 @@ class Needles:
         return next(self.search().find(_utf8(text)), None) is not None or self.names(text)
 
     def names(self, text: str) -> bool:
-        """Return whether a text, a line of it or a string in its JSON is a short id, or names its member.
+        """Return whether a text, or a line, quotation or JSON string in it, is a short id or its member.
 
         What Dagster's own objects say of themselves, such as their partitions, does not count.
         """
@@ -192,8 +193,11 @@ class Needles:
             return any(map(self.names, _told_in(value)))
         if "\n" in value:
             return any(map(self.names, value.split("\n")))
-        is_file = len(value) > _LONGEST_NAME or value.lower().endswith(RAW_SUFFIXES)
-        return not is_file and not self.short.isdisjoint(ids_in_name(value))
+        return any(map(self._is_name, _QUOTES.split(value)))
+
+    def _is_name(self, text: str) -> bool:
+        is_one = len(text) <= _LONGEST_NAME and not text.lower().endswith(RAW_SUFFIXES)
+        return is_one and not self.short.isdisjoint(ids_in_name(text))
 
     @cached_property
     def _parts(self) -> list[str]:

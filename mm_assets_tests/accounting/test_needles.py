@@ -163,6 +163,9 @@ def test_short_id_is_found_as_a_whole_text_and_in_names_of_members() -> None:
         json.dumps({"000000013": 1}),
         json.dumps({"__class__": "EventMetadataEntry", "text": json.dumps([["a/000000013.json", 2]])}),
         "a line\na.tar: 000000013.7.png: 3 columns",
+        "it's ambiguous: 2 members are called '000000013.0.png'",
+        """sample id "000000013" occurs twice""",
+        '{"damaged": "000000013.json',
     ):
         assert needles.is_in(text), text
     for text in (

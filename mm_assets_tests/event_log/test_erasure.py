@@ -300,7 +300,14 @@ def test_examples_that_are_named_as_fields_of_dagster_are_content(tmp_path: Path
 def test_short_ids_go_where_they_are_a_text_of_their_own(tmp_path: Path) -> None:
     needles = Needles.of_values([], ["000000013", "13"])
     first = [{"sample_id": "13"}, {"sample_id": "000000013"}, "000000013.7.png", "2000000013", "13", 13]
-    lines = json.dumps([{"sample_id": "000000013"}, "sample '13'", "sample '000000013', position 13"])
+    lines = json.dumps(
+        [
+            {"sample_id": "000000013"},
+            "sample '13'",
+            "sample '000000013', position 13",
+            "first in '000000013.json'",
+        ]
+    )
     with open_instance(tmp_path / "home", OURS) as instance:
         instance.report_runless_asset_event(_told("000000013", None, first=first, lines=lines))
         texts = [str(row) for row in _rows_of(instance)]
@@ -320,7 +327,12 @@ def test_short_ids_go_where_they_are_a_text_of_their_own(tmp_path: Path) -> None
             13,
         ]
         assert metadata["first"].value == named
-        of_lines = [{"sample_id": "erased:a"}, REASON, "sample 'erased:a', position 13"]
+        of_lines = [
+            {"sample_id": "erased:a"},
+            REASON,
+            "sample 'erased:a', position 13",
+            "first in 'erased:a.json'",
+        ]
         assert json.loads(metadata["lines"].value) == of_lines
         assert not any(map(needles.is_in, (str(row) for row in _rows_of(instance))))
 

@@ -675,7 +675,7 @@ def test_a_short_id_with_a_cut_picture_and_one_that_no_document_names(tmp_path: 
     cut, loose, other = "000000013", "000000014", "000000015"
     members = _of(cut, loose, other) | {f"{loose}.7.png": _image("loose")}
     members[f"{cut}.0.png"] = members[f"{cut}.0.png"][:2000]
-    make_tar(world.raw / "a.tar", members.items())
+    make_tar(world.raw / "a.tar", [*members.items(), *_of(loose).items()])  # one id twice
     world.run("run")
     told = world.ok("erase", "--sample-id", cut, "--sample-id", loose)
     assert "not looked for (sample_id, short: within other text): 2\n" in told
