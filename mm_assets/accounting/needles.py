@@ -4,7 +4,6 @@
 * `Needles.names` tells whole texts and names of members in JSON: short ids may be parts of anything.
 * `NeedleSearch` looks one word of eight bytes up for each few bytes of a file, in a table of all words that
   needles have at this distance. Its time depends on the bytes read, and hardly on the number of needles.
-* `Found` is what was found that needles are made of, `Scan` what a scan has found by them.
 """
 
 from __future__ import annotations
@@ -233,112 +232,6 @@ class Needles:
             return cls(tuple(needles), ids, dict(fields["omitted"]), short)
         except (LookupError, TypeError) as error:
             raise ValueError(f"no needles of an erasure: {error}") from error
-
-
-@dataclass(frozen=True)
-class FoundSample:
-    """A sample that is to be erased, or some of its items.
-
-    Attributes:
-        partition: its shard.
-        sample_id: its id.
-        items: position and modality of the items that are denied.
-        is_whole: whether it goes as a whole, with its id.
-        members: raw file and member of each of these items, as far as locators name them.
-        is_past: whether stale outputs or earlier states have it, and not what is made of raw shards now. A
-            sample of the same id may be there now and stay.
-    """
-
-    partition: str
-    sample_id: str
-    items: tuple[tuple[int | None, str | None], ...]
-    is_whole: bool
-    members: tuple[tuple[str, str], ...] = ()
-    is_past: bool = False
-
-    @classmethod
-    def of_row(
-        cls, partition: str, row: Mapping[str, Any], *, is_whole: bool, is_past: bool = False
-    ) -> FoundSample:
-        """Return the sample of an item: its id, position and modality, and its ``source`` and ``member``."""
-        member = row.get("source") or "", row.get("member") or ""
-        item = row["position"], row["modality"]
-        members = (member,) if all(member) else ()
-        return cls(partition, row["sample_id"] or "", (item,), is_whole, members, is_past)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What is to be erased, and what it is found by."""
-
-    samples: tuple[FoundSample, ...]
-    needles: Needles
-
-    @classmethod
-    def of(cls, samples: Iterable[FoundSample], needles: Iterable[Needles]) -> Found:
-        """Return them with each sample once, in the order of shards and ids."""
-        parts: dict[tuple[str, str, bool], list[FoundSample]] = {}
-        for sample in samples:
-            parts.setdefault((sample.partition, sample.sample_id, sample.is_past), []).append(sample)
-        merged = [
-            FoundSample(
-                partition,
-                sample_id,
-                tuple(sorted({item for part in of for item in part.items}, key=str)),
-                any(part.is_whole for part in of),
-                tuple(sorted({member for part in of for member in part.members})),
-                is_past,
-            )
-            for (partition, sample_id, is_past), of in sorted(parts.items())
-        ]
-        return cls(tuple(merged), Needles.joined(needles))
-
-    def rows(self) -> dict[str, int]:
-        """Return the number of denied items by partition."""
-        items = {(one.partition, one.sample_id, *item) for one in self.samples for item in one.items}
-        return dict(sorted(Counter(partition for partition, *_ in items).items()))
-
-
-class Occurrence(NamedTuple):
-    """Something that a file holds, by its kind.
-
-    ``inside`` names the part of the file: a column, a table, ``unpacked``, or its ``name``; it is empty for
-    the bytes of the file as they are.
-    """
-
-    path: str
-    inside: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Scan:
-    """What a scan has read and found.
-
-    Attributes:
-        files: number of files.
-        nbytes: their bytes.
-        occurrences: how often each was found.
-        unread: files that could not be read, or not be unpacked, each with the reason.
-        looked_for: numbers of contents by kind.
-        omitted: numbers of contents that were not looked for, by kind and reason.
-    """
-
-    files: int
-    nbytes: int
-    occurrences: Mapping[Occurrence, int]
-    unread: Mapping[str, str] = field(default_factory=dict)
-    looked_for: Mapping[str, int] = field(default_factory=dict)
-    omitted: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all was read, and nothing found."""
-        return not self.occurrences and not self.unread
-
-    def paths(self) -> list[str]:
-        """Return the files in which something was found, sorted."""
-        return sorted({found.path for found in self.occurrences})
 
 
 def _told_in(value: Any) -> Iterator[str]:

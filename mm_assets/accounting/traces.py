@@ -1,73 +1,110 @@
-"""Traces of samples that are to be erased: where they are, and a scan of all files for what is left of them.
+"""Traces of samples that are to be erased: what the entries of a deny list mean, and where it is.
 
-* `find` says which samples the entries of a deny list mean, and makes their `Needles`; `without_shared` takes
-  out those that other samples have, too.
-* `scan` reads each byte below some folders, and what is in containers: Parquet, Lance, Arrow, SQLite, packed
-  files. It opens them with the libraries of our users, and shares no code with what writes them.
-  `Scan.is_clean` is the proof of an erasure.
+* `find` says which samples these are, and makes their `Needles`; `without_shared` takes out those that other
+  samples have, too.
+* `stale_outputs` tells which outputs may have rows that the curated ones have not.
 """
 
 from __future__ import annotations
 
-import base64
-import bz2
-import gzip
-import lzma
-import os
-import sqlite3
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
-from typing import IO, Any, NamedTuple
-from urllib.parse import quote, unquote
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
-import pyarrow.parquet as pq
 
 from mm_assets.accounting import BY_ASSET, CURATED, DERIVED_FOLDERS, OUTPUTS, locator_columns
-from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.erasures import MD5, PDQ, SAMPLE_ID, SHA256, URL, Denial, DenyList, Entry
 from mm_assets.accounting.lookup import open_parquet
-from mm_assets.accounting.needles import Found, FoundSample, Needles, NeedleSearch, Occurrence, Scan
+from mm_assets.accounting.needles import Needles
+from mm_assets.accounting.scan import BATCH_BYTES, batches_in
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
 from mm_assets.formats.registry import reader_for
 from mm_assets.model.errors import INCOMPLETE_SAMPLE
-from mm_assets.model.nested_types import is_text, take_rows
+from mm_assets.model.nested_types import take_rows
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.pool import MapsJobs, WorkerFailure
-from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
     StorageOptions,
     exists,
-    is_remote,
     join,
-    open_binary,
-    size_of,
 )
-from mm_assets.storage.listing import sizes_below
-from mm_assets.storage.stamps import parallel_map, stat_outputs
+from mm_assets.storage.stamps import stat_outputs
 
 _HASHES = (SHA256, MD5, PDQ)
 _SCORES = "image_scores"
 _LOCATED = ["sample_id", "position", "modality", "source_ref"]
-_CHUNK = 8 << 20
-_PART = 256 << 20  # of a large file, which several workers read
-_JOB, _FILES_A_JOB = 64 << 20, 500
-_SMALL = 1 << 20  # such files are read at once, in a store several at a time
-_BATCH = 8 << 20
-_ROWS_AT_ONCE = 1000
-_BEGIN_OF_STREAM, _HEADER = b"\xff\xff\xff\xff", 1 << 20
-_OF_LEDGER = f"/{LEDGER_FOLDER}/"  # there metadata have accounts and surveys as JSON
-# Columns of ids in our tables, and in the files of an index that Lance makes of such a column.
-_ID_COLUMNS = ("sample_id", "values", "min", "max")
+
+
+@dataclass(frozen=True)
+class FoundSample:
+    """A sample that is to be erased, or some of its items.
+
+    Attributes:
+        partition: its shard.
+        sample_id: its id.
+        items: position and modality of the items that are denied.
+        is_whole: whether it goes as a whole, with its id.
+        members: raw file and member of each of these items, as far as locators name them.
+        is_past: whether stale outputs or earlier states have it, and not what is made of raw shards now. A
+            sample of the same id may be there now and stay.
+    """
+
+    partition: str
+    sample_id: str
+    items: tuple[tuple[int | None, str | None], ...]
+    is_whole: bool
+    members: tuple[tuple[str, str], ...] = ()
+    is_past: bool = False
+
+    @classmethod
+    def of_row(
+        cls, partition: str, row: Mapping[str, Any], *, is_whole: bool, is_past: bool = False
+    ) -> FoundSample:
+        """Return the sample of an item: its id, position and modality, and its ``source`` and ``member``."""
+        member = row.get("source") or "", row.get("member") or ""
+        item = row["position"], row["modality"]
+        members = (member,) if all(member) else ()
+        return cls(partition, row["sample_id"] or "", (item,), is_whole, members, is_past)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is to be erased, and what it is found by."""
+
+    samples: tuple[FoundSample, ...]
+    needles: Needles
+
+    @classmethod
+    def of(cls, samples: Iterable[FoundSample], needles: Iterable[Needles]) -> Found:
+        """Return them with each sample once, in the order of shards and ids."""
+        parts: dict[tuple[str, str, bool], list[FoundSample]] = {}
+        for sample in samples:
+            parts.setdefault((sample.partition, sample.sample_id, sample.is_past), []).append(sample)
+        merged = [
+            FoundSample(
+                partition,
+                sample_id,
+                tuple(sorted({item for part in of for item in part.items}, key=str)),
+                any(part.is_whole for part in of),
+                tuple(sorted({member for part in of for member in part.members})),
+                is_past,
+            )
+            for (partition, sample_id, is_past), of in sorted(parts.items())
+        ]
+        return cls(tuple(merged), Needles.joined(needles))
+
+    def rows(self) -> dict[str, int]:
+        """Return the number of denied items by partition."""
+        items = {(one.partition, one.sample_id, *item) for one in self.samples for item in one.items}
+        return dict(sorted(Counter(partition for partition, *_ in items).items()))
 
 
 @dataclass(frozen=True)
@@ -260,7 +297,7 @@ def _stale_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
         place = output.place(job.root, job.partition)
         is_read = output is not CURATED and not output.format.is_table and output.asset in job.stale
         if is_read and exists(output.uri(job.root, job.partition), job.options):
-            reader = reader_for(output.kind, place, max_batch_bytes=_BATCH, storage_options=job.options)
+            reader = reader_for(output.kind, place, max_batch_bytes=BATCH_BYTES, storage_options=job.options)
             for batch in reader:
                 yield from rows_denied(batch.data, job.deny.denials(batch.data, (), job.options))
 
@@ -323,7 +360,7 @@ def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
         if not exists(uri, job.options):
             continue
         with open_parquet(uri, job.options) as file:
-            for batch in _batches(file, None):
+            for batch in batches_in(file, None):
                 keys = [*zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)]
                 stays = [row for row, key in enumerate(keys) if key[0] not in whole and key not in items]
                 stay.update(keys[row][0] for row in stays if keys[row][0] in job.found.needles.ids)
@@ -332,261 +369,3 @@ def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
                 for chunk in (chunk for column in rest.columns for chunk in column.chunks):
                     shared.update(search.in_values(chunk))
     return shared, stay
-
-
-class _Part(NamedTuple):
-    """Bytes of a file; the part that begins it has what the file contains, too."""
-
-    path: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class _ScanJob:
-    parts: tuple[_Part, ...]
-    needles: Needles
-    options: StorageOptions | None
-
-
-def scan(
-    folders: Iterable[str],
-    needles: Needles,
-    pool: MapsJobs,
-    skip: Collection[str] = (),
-    options: StorageOptions | None = None,
-) -> Scan:
-    """Look for needles in every file below folders or URLs, those behind links included.
-
-    Args:
-        folders: such as the storage root and Dagster's home. One that does not exist has no files.
-        needles: what to look for.
-        pool: does the work.
-        skip: files to leave out.
-        options: for the file systems.
-    """
-    search = needles.search()
-    hits: Counter[Occurrence] = Counter()
-    unread: dict[str, str] = {}
-    sizes = sizes_below(folders, skip, unread, options)
-    for path in sizes:
-        for number, _ in search.find(f"{path}\n{unquote(path)}".encode("utf-8", "surrogateescape")):
-            hits[Occurrence(path, "name", needles.needles[number].kind)] += 1
-    for job, result in pool.map(_scan_parts, _scan_jobs(sizes, needles, options)):
-        if isinstance(result, WorkerFailure):
-            unread.update((part.path, result.message) for part in job.parts)
-        else:
-            hits.update(result[0])
-            unread.update(result[1])
-    found = dict(sorted(hits.items()))
-    return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.not_looked_for())
-
-
-def _scan_jobs(
-    sizes: Mapping[str, int], needles: Needles, options: StorageOptions | None
-) -> Iterator[_ScanJob]:
-    overlap = max(needles.search().longest - 1, 0)
-    parts: list[_Part] = []
-    filled = 0
-    for path, size in sizes.items():
-        for start in range(0, max(size, 1), _PART):
-            parts.append(_Part(path, start, min(start + _PART + overlap, size)))
-            filled += parts[-1].stop - start
-            if filled >= _JOB or len(parts) >= _FILES_A_JOB:
-                yield _ScanJob(tuple(parts), needles, options)
-                parts, filled = [], 0
-    if parts:
-        yield _ScanJob(tuple(parts), needles, options)
-
-
-def _scan_parts(job: _ScanJob) -> tuple[Counter[Occurrence], dict[str, str]]:
-    """Return what parts of files hold, and why some could not be read."""
-    search = job.needles.search()
-
-    def scanned(part: _Part) -> tuple[Counter[Occurrence], str]:
-        file = _ScannedFile(part.path, job.needles, search, job.options)
-        try:
-            file.search(part)
-        except FileNotFoundError:
-            pass  # removed since it was listed
-        # Damaged containers and stores raise errors of any class; each is told.
-        except Exception as error:  # noqa: BLE001
-            return file.hits, error_line(error)
-        return file.hits, ""
-
-    small = [part for part in job.parts if part.stop <= _SMALL]
-    large = [part for part in job.parts if part.stop > _SMALL]
-    found = [*parallel_map(scanned, small, job.parts[0].path), *map(scanned, large)]
-    hits: Counter[Occurrence] = Counter()
-    for of_part, _ in found:
-        hits.update(of_part)
-    problems = zip([*small, *large], found, strict=True)
-    return hits, {part.path: problem for part, (_, problem) in problems if problem}
-
-
-class _ScannedFile:
-    """A file that is searched, as bytes and for what it contains; ``hits`` has what was found."""
-
-    def __init__(
-        self, path: str, needles: Needles, search: NeedleSearch, options: StorageOptions | None
-    ) -> None:
-        self.hits: Counter[Occurrence] = Counter()
-        self._path = path
-        self._needles = needles
-        self._search = search
-        self._options = options
-
-    def search(self, part: _Part) -> None:
-        with open_binary(self._path, self._options) as opened:
-            file = BytesIO(opened.read()) if part.stop <= _SMALL else opened
-            file.seek(part.start)
-            self._stream(lambda nbytes: file.read(min(nbytes, part.stop - file.tell())), "")
-            if part.start == 0:
-                self._inside(file)
-
-    def _inside(self, file: IO[bytes]) -> None:
-        file.seek(0)
-        head = file.read(16)
-        file.seek(0)
-        if head.startswith(b"PAR1"):
-            is_read = isinstance(file, BytesIO)
-            with pq.ParquetFile(file) if is_read else open_parquet(self._path, self._options) as parquet:
-                self._metadata(parquet.metadata.metadata)
-                for batch in _batches(parquet, _is_packed):
-                    self._batch(batch)
-        elif head.startswith(b"ARROW1"):
-            with pa.ipc.open_file(file) as reader:
-                self._metadata(reader.schema.metadata)
-                for number in range(reader.num_record_batches):
-                    self._batch(reader.get_batch(number))
-        elif self._path.endswith(".arrow"):  # a stream, as the records of our Lance tables have, too
-            file.seek(max(0, file.read(_HEADER).find(_BEGIN_OF_STREAM)))
-            with pa.ipc.open_stream(file) as reader:
-                self._metadata(reader.schema.metadata)
-                for batch in reader:
-                    self._batch(batch)
-        elif head.startswith(b"SQLite format 3\0") and not is_remote(self._path):
-            self._sqlite()
-        elif self._path.endswith(".lance"):
-            self._lance()
-        else:
-            for unpacked in (opened(file) for magic, opened in _PACKED.items() if head.startswith(magic)):
-                with unpacked:
-                    self._stream(unpacked.read, "unpacked")
-
-    def _stream(self, read: Callable[[int], bytes], inside: str) -> None:
-        kept = b""
-        while chunk := read(_CHUNK):
-            data = kept + chunk
-            for number, start in self._search.find(data):
-                if start + len(self._search.needles[number]) > len(kept):
-                    self._hit(number, inside)
-            kept = data[max(0, len(data) - self._search.longest + 1) :]
-
-    def _hit(self, number: int, inside: str) -> None:
-        self.hits[Occurrence(self._path, inside, self._needles.needles[number].kind)] += 1
-
-    def _metadata(self, metadata: Mapping[bytes, bytes] | None) -> None:
-        """Search the metadata of a schema; those of Parquet have a schema in base64, with metadata again."""
-        for key, value in (metadata or {}).items():
-            inside = f"metadata {key.decode(errors='replace')}"
-            is_schema = key == b"ARROW:schema"
-            data = base64.b64decode(value) if is_schema else value
-            for number, _ in self._search.find(data):
-                self._hit(number, inside)
-            if is_schema:
-                self._metadata(pa.ipc.read_schema(pa.py_buffer(data)).metadata)
-            elif _OF_LEDGER in self._path:
-                self._names([data], inside)
-
-    def _lance(self) -> None:
-        """Search all rows of a file of a table, whichever versions have them, and deleted ones."""
-        from lance.file import LanceFileReader
-
-        from mm_assets.formats.lance.reader_writer import lance_options
-
-        reader = LanceFileReader(self._path, lance_options(self._path, self._options))
-        self._metadata(reader.metadata().schema.metadata)
-        # Range by range: the reader fetches all of what it is asked for ahead.
-        rows = reader.num_rows()
-        at_once = _rows_at_once(size_of(self._path, self._options), rows)
-        for start in range(0, rows, at_once):
-            for batch in reader.read_range(start, min(at_once, rows - start)).to_batches():
-                self._batch(batch)
-
-    def _batch(self, batch: pa.RecordBatch) -> None:
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            for number in self._search.in_values(column):
-                self._hit(number, f"column {name}")
-            if name in _ID_COLUMNS and self._needles.ids and is_text(column.type):
-                is_one = pc.is_in(column, pa.array(sorted(self._needles.ids), column.type))
-                if times := pc.sum(is_one).as_py():
-                    self.hits[Occurrence(self._path, f"column {name}", SAMPLE_ID)] += times
-
-    def _sqlite(self) -> None:
-        """Search the rows of a database; deleted ones are among its bytes, as far as they are there."""
-        log = f"{self._path}-wal"
-        has_log = os.path.exists(log) and os.path.getsize(log) > 0
-        # Opened any other way, a database without a log gets one.
-        uri = f"file:{quote(os.path.abspath(self._path))}?{'mode=ro' if has_log else 'immutable=1'}"
-        with closing(sqlite3.connect(uri, uri=True)) as database:
-            database.text_factory = bytes
-            for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                table = name.decode()
-                quoted = table.replace('"', '""')
-                rows = database.execute(f'SELECT * FROM "{quoted}"')
-                while some := rows.fetchmany(_ROWS_AT_ONCE):
-                    values = [_inflated(value) for row in some for value in row if isinstance(value, bytes)]
-                    for number in self._search.in_values(pa.array(values, pa.large_binary())):
-                        self._hit(number, f"table {table}")
-                    self._names(values, f"table {table}")
-
-    def _names(self, values: Iterable[bytes], inside: str) -> None:
-        """Search JSON for whole texts that are short ids, or names with one."""
-        for value in values if self._needles.short else ():
-            if value[:1] in (b"{", b"[") and self._needles.names(value.decode("utf-8", "replace")):
-                self.hits[Occurrence(self._path, inside, SAMPLE_ID)] += 1
-
-
-# What other programs pack files with, by the bytes that these begin with.
-_PACKED: Mapping[bytes, Callable[[IO[bytes]], Any]] = {
-    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\0": lzma.LZMAFile,
-    b"\x28\xb5\x2f\xfd": lambda file: pa.CompressedInputStream(file, "zstd"),
-    b"\x04\x22\x4d\x18": lambda file: pa.CompressedInputStream(file, "lz4"),
-}
-
-
-def _inflated(value: bytes) -> bytes:
-    """Return what zlib has packed, as Dagster does snapshots of jobs; anything else as it is."""
-    try:
-        return zlib.decompressobj().decompress(value, _CHUNK) if value[:1] == b"x" else value
-    except zlib.error:
-        return value
-
-
-def _is_packed(chunk: pq.ColumnChunkMetaData) -> bool:
-    if chunk.path_in_schema in _ID_COLUMNS:
-        return True
-    return chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY") and (
-        chunk.compression != "UNCOMPRESSED" or not {"PLAIN", "RLE", "BIT_PACKED"}.issuperset(chunk.encodings)
-    )
-
-
-def _batches(
-    file: pq.ParquetFile, is_wanted: Callable[[pq.ColumnChunkMetaData], bool] | None
-) -> Iterator[pa.RecordBatch]:
-    """Yield a Parquet file in batches of about `_BATCH` bytes: all columns, or chunks that are wanted."""
-    for number in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(number)
-        chunks = [group.column(at) for at in range(group.num_columns)]
-        chunks = [chunk for chunk in chunks if is_wanted is None or is_wanted(chunk)]
-        if chunks:
-            rows = _rows_at_once(sum(chunk.total_uncompressed_size for chunk in chunks), group.num_rows)
-            names = [chunk.path_in_schema for chunk in chunks]
-            yield from file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False)
-
-
-def _rows_at_once(nbytes: int, rows: int) -> int:
-    return max(1, min(_BATCH * rows // max(nbytes, 1), 1 << 16))

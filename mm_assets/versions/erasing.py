@@ -30,8 +30,8 @@ from mm_assets.accounting import CACHE, LANCE, TRAINING, statistics_folder
 from mm_assets.accounting.erasures import DenyList, Entry, Erasure, ErasureStore, alias_of
 from mm_assets.accounting.needles import Needles
 from mm_assets.accounting.retirement import Retirement
+from mm_assets.accounting.scan import scan
 from mm_assets.accounting.survey_store import scrub_surveys
-from mm_assets.accounting.traces import scan
 from mm_assets.filters.duplicates import retire_verdicts
 from mm_assets.formats.batching import SampleIds
 from mm_assets.formats.names import partition_filename

@@ -36,8 +36,9 @@ from mm_assets.accounting import (
 )
 from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger, losses_digest
 from mm_assets.accounting.erasures import PDQ, SHA256, URL, Denial, DenyList, Entry, Erasure, ErasureStore
-from mm_assets.accounting.needles import IMAGE, Found, FoundSample, Needles
-from mm_assets.accounting.traces import find, rows_denied, scan, stale_outputs, without_shared
+from mm_assets.accounting.needles import IMAGE, Needles
+from mm_assets.accounting.scan import scan
+from mm_assets.accounting.traces import Found, FoundSample, find, rows_denied, stale_outputs, without_shared
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import ASSET as DUPLICATES
 from mm_assets.filters.id_list import HASH_DIGITS, SAMPLE_ID, IdFilter, IdList

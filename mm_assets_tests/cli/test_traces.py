@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting.erasures import SAMPLE_ID, URL, DenyList, Entry, Erasure
-from mm_assets.accounting.needles import IMAGE, MEMBER, TEXT, Found, Needles
-from mm_assets.accounting.traces import find, scan, without_shared
+from mm_assets.accounting.needles import IMAGE, MEMBER, TEXT, Needles
+from mm_assets.accounting.scan import scan
+from mm_assets.accounting.traces import Found, find, without_shared
 from mm_assets.demo import make_shards
-from mm_assets_tests.accounting.test_traces import Here
+from mm_assets_tests.accounting.test_scan import Here
 from mm_assets_tests.cli.commands import run
 
 pytestmark = pytest.mark.usefixtures("shared_workers")

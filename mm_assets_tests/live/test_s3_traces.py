@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from mm_assets.accounting.erasures import DenyList, Entry, Erasure
-from mm_assets.accounting.traces import find, scan, without_shared
+from mm_assets.accounting.scan import scan
+from mm_assets.accounting.traces import find, without_shared
 from mm_assets.demo import make_shards
-from mm_assets_tests.accounting.test_traces import Here
+from mm_assets_tests.accounting.test_scan import Here
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.live.s3_server import S3Server
 

@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting import traces
+from mm_assets.accounting import scan as scan_module
 from mm_assets.accounting.erasures import SAMPLE_ID, URL
-from mm_assets.accounting.needles import IMAGE, TEXT, Needle, Needles, Scan
-from mm_assets.accounting.traces import scan
+from mm_assets.accounting.needles import IMAGE, TEXT, Needle, Needles
+from mm_assets.accounting.scan import Scan, scan
 from mm_assets.pool import WorkerFailure
 from mm_assets.pool.workers import WorkerPool
 
@@ -353,8 +353,8 @@ def test_short_id_is_found_in_events_and_in_the_ledger(tmp_path: Path) -> None:
 
 
 def test_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "_PART", 10_000)
-    monkeypatch.setattr(traces, "_CHUNK", 3_000)
+    monkeypatch.setattr(scan_module, "_PART", 10_000)
+    monkeypatch.setattr(scan_module, "_CHUNK", 3_000)
     needle = ERASED.image[:50]
     needles = Needles((Needle(IMAGE, 1, 1, needle),))
     for places in ([0, 9_993, 19_950, 30_000, 32_995, 35_950, 99_950], [2_990], [9_990], [10_000]):
@@ -424,7 +424,7 @@ def test_file_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def refused(*_: Any) -> Iterator[bytes]:
         raise PermissionError(13, "Permission denied", str(tmp_path / "a.tar"))
 
-    monkeypatch.setattr(traces, "open_binary", refused)
+    monkeypatch.setattr(scan_module, "open_binary", refused)
     found = _scan(tmp_path)
     assert list(found.unread) == [str(tmp_path / "a.tar")]
     assert not found.is_clean
