@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 
 from mm_assets.accounting import BY_ASSET, CURATED, DERIVED_FOLDERS, OUTPUTS, locator_columns
-from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.accounts import Ledger, losses_digest
 from mm_assets.accounting.erasures import MD5, PDQ, SAMPLE_ID, SHA256, URL, Denial, DenyList, Entry
 from mm_assets.accounting.lookup import open_parquet
 from mm_assets.accounting.needles import Needles
@@ -172,16 +172,22 @@ def _partitions(root: str, options: StorageOptions | None) -> set[str]:
     return {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
 
 
-def stale_outputs(root: str, options: StorageOptions | None = None) -> dict[str, frozenset[str]]:
+def stale_outputs(
+    root: str, options: StorageOptions | None = None, states: set[tuple[str, str, str]] | None = None
+) -> dict[str, frozenset[str]]:
     """Return the assets whose output of a shard may have rows that its curated output has not, by shard.
 
     Every shard is named of which there is a survey or an account. That of a killed run may be an earlier one.
+    ``states`` gets shard, data version and digest of losses of each account.
     """
     ledger = Ledger(root, options)
     assets = (*BY_ASSET, *DERIVED_FOLDERS)
     named = {name for asset in assets for name in ledger.named(asset)}
     partitions = sorted({*SurveyStore(root, options).partitions(), *named})
     records = {asset: ledger.records(asset, partitions) for asset in assets}
+    if states is not None:
+        each = (record for of_asset in records.values() for record in of_asset.values())
+        states.update((record.key, record.version, losses_digest(record)) for record in each)
     curated = records[CURATED.asset]
     stats = stat_outputs(record.uri for record in curated.values() if record.uri)
     sound = {key for key, record in curated.items() if not record.uri or stats[record.uri] == record.stat}

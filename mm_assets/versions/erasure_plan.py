@@ -34,7 +34,7 @@ from mm_assets.accounting import (
     TRAINING_FOLDER,
     statistics_folder,
 )
-from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger, losses_digest
+from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger
 from mm_assets.accounting.erasures import PDQ, SHA256, URL, Denial, DenyList, Entry, Erasure, ErasureStore
 from mm_assets.accounting.needles import IMAGE, Needles
 from mm_assets.accounting.scan import scan
@@ -269,7 +269,8 @@ def plan(
         known: what an earlier plan has found it by.
     """
     deny = DenyList.of([Erasure.begin(entries)])
-    stale = stale_outputs(root)
+    states: set[tuple[str, str, str]] = set()
+    stale = stale_outputs(root, states=states)
     in_set = _find_in_files(_set_files(root, deny, stale), deny, pool)
     in_table = _find_in_files(_table_files(root, stale), deny, pool)
     everywhere = [find(root, deny, pool, stale=stale), in_table, in_set]
@@ -295,7 +296,7 @@ def plan(
     for name in shards_named(paths, by_name):
         partitions.setdefault(name, 0)
     whole = sorted({sample.sample_id for sample in found.samples if sample.is_whole} & needles.ids)
-    tags, table_tags = _tags(root, found, partitions, deny)
+    tags, table_tags = _tags(root, found, partitions, deny, states)
     named = {asset: set(ledger.named(asset)) for asset in (*BY_ASSET, *DERIVED_FOLDERS)}
     return Plan(
         found,
@@ -441,7 +442,11 @@ def _by_folder(paths: Sequence[str], home: str) -> dict[str, int]:
 
 
 def _tags(
-    root: str, found: Found, partitions: Collection[str], deny: DenyList
+    root: str,
+    found: Found,
+    partitions: Collection[str],
+    deny: DenyList,
+    present: Collection[tuple[str, str, str]],
 ) -> tuple[list[str], list[str]]:
     """Return our tags that hold it, and further tags of the table.
 
@@ -451,9 +456,6 @@ def _tags(
     if not ours:
         return [], sorted(of_table)
     ids = {sample.sample_id for sample in found.samples if sample.is_whole}
-    ledger = Ledger(root)
-    records = [ledger.records(asset, ledger.named(asset)) for asset in (*BY_ASSET, *DERIVED_FOLDERS)]
-    present = {(key, each.version, losses_digest(each)) for one in records for key, each in one.items()}
 
     @cache
     def tells(kind: str, digest: str) -> bool:
