@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from mm_assets.accounting import CACHE, LANCE, TRAINING, statistics_folder
-from mm_assets.accounting.erasures import DenyList, Entry, Erasure, ErasureStore, alias_of
+from mm_assets.accounting.erasures import MD5, SHA256, DenyList, Entry, Erasure, ErasureStore, alias_of
 from mm_assets.accounting.needles import Needles
 from mm_assets.accounting.retirement import Retirement
 from mm_assets.accounting.scan import scan
@@ -56,6 +56,7 @@ from mm_assets.storage.files import (
     sweep,
 )
 from mm_assets.storage.stamps import files_in
+from mm_assets.versions import FOLDER
 from mm_assets.versions.erasure_plan import (
     NotErasedError,
     Places,
@@ -65,7 +66,7 @@ from mm_assets.versions.erasure_plan import (
     raw_files,
     shards_named,
 )
-from mm_assets.versions.tagging import drop_tag
+from mm_assets.versions.tagging import Manifest, drop_tag, header_uri, tag_names
 
 WORK: Final = ".work"
 REPORT_PAGE: Final = "report/index.html"
@@ -306,7 +307,13 @@ class Erasing:
         return self._told("raw shards", [file], f"raw shard {file}: {cut:,} bytes removed")
 
     def _drop_tags(self, work: Work) -> Iterator[str]:
+        there = [name for name in work.tags if exists(header_uri(self._root, name))]
+        others = [name for name in tag_names(self._root) if name not in work.tags] if there else []
+        kept = {state.losses for name in others for state in Manifest(self._root, name).states()}
         for name in work.tags:
+            for state in Manifest(self._root, name).states() if name in there else ():
+                if state.losses and state.losses not in kept:  # their reasons may quote it
+                    remove(join(self._root, FOLDER, "losses", f"{state.losses}.parquet"))
             drop_tag(self._root, name)
             yield self._told("tags", [name], f"tag {name}: dropped")
         uri = LANCE.place(self._root, "")
@@ -352,9 +359,12 @@ class Erasing:
         aliases = {sample_id: alias_of(sample_id) for sample_id in work.samples}
         begun = datetime.fromisoformat(self.erasure.begun).timestamp()
         partitions = list(self.erasure.partitions)
-        changed = self._graph.erase_events(
-            partitions, work.needles.is_in, aliases, self.erasure.reason, begun
-        )
+        digests = [entry.value for entry in self.erasure.entries if entry.kind in (SHA256, MD5)]
+
+        def is_trace(text: str) -> bool:
+            return work.needles.is_in(text) or any(digest in text for digest in digests)
+
+        changed = self._graph.erase_events(partitions, is_trace, aliases, self.erasure.reason, begun)
         yield self._told("rows of the event log", changed, f"event log: {changed} rows rewritten")
         page = join(self._root, REPORT_PAGE)
         if exists(page):  # its pictures are small ones, which no scan would know

@@ -342,7 +342,7 @@ def test_after_its_shard_is_retired(world: World) -> None:
     world.ok("erase", "--sample-id", B1, "--drop-tags")
     (world.raw / "b.tar.gz").unlink()
     world.ok("retire", "b")
-    assert "in 1 shard, 0 rows" in world.ok("erase", "--sample-id", B1)
+    assert "matched: 0 rows in 1 shard" in world.ok("erase", "--sample-id", B1)
 
 
 def test_a_sample_of_the_same_id_stays(world: World) -> None:
@@ -574,12 +574,20 @@ def test_a_picture_in_quarantine_is_found_by_its_look(tmp_path: Path) -> None:
     picture = _members(A1)[f"{A1}.0.png"]
     document = {"sha256": "0" * 64, "images": [f"{A1}.0.png"], "texts": [None]}
     of_a1 = {f"{A1}.json": json.dumps(document).encode(), f"{A1}.0.png": picture}
-    world = _small_world(tmp_path, a={**of_a1, **_of(A2)})
+    world = _small_world(tmp_path, a={**of_a1, **_of(A2, C1)})
     pieces = [picture[at : at + 48] for at in (300, 1100, 1800)]
     assert world.with_any(pieces, world.storage) == ["quarantine/a.parquet"]
-    hash_ = KnownHashes.hash_of(picture)
-    told = world.ok("erase", "--pdq", f"{hash_}:0")
-    assert "rebuilt: a\n" in told and "(image" not in told
+    digest, hash_ = hashlib.sha256(picture).hexdigest(), KnownHashes.hash_of(picture)
+    world.ok("tag", "v1")
+    assert any(name.startswith("versions/losses/") for name in files_with(world.storage, [digest.encode()]))
+    assert files_with(world.home, [digest.encode()]) != []
+    asked = ["--pdq", f"{hash_}:0", "--sha256", digest, "--sample-id", A2, "--drop-tags"]
+    told = world.ok("erase", *asked)
+    assert "tag v1: dropped\n" in told and list((world.storage / "versions" / "losses").iterdir()) == []
+    assert (
+        "rebuilt: a\n" in told and ": 1 (image, other samples have it" in told
+    )  # `SHARED`, of the other one
+    assert files_with(world.home, [digest.encode()]) == []
     assert world.with_any(pieces, world.storage, world.home) == []
 
 
