@@ -31,7 +31,7 @@ from mm_assets.filters.known_hashes import DEFAULT_RADIUS, KnownHashes
 from mm_assets.formats.lance.table import maintain
 from mm_assets.storage.stamps import sole_writer
 from mm_assets.versions import erasing, erasure_plan
-from mm_assets.versions.erasure_plan import NotErasedError, entries_in
+from mm_assets.versions.erasure_request import NotErasedError, entries_in
 from mm_assets_tests.accounting.test_scan import Here
 from mm_assets_tests.cli import commands
 from mm_assets_tests.filters.test_contamination import jpeg
