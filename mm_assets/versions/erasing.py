@@ -137,6 +137,8 @@ def planned(store: ErasureStore, erasure: Erasure, plan: Plan, work: Work) -> Er
         for name in sorted({*plan.partitions, *erasure.partitions})
     }
     known, samples = erasure.found, {(sample.partition, sample.sample_id) for sample in plan.found.samples}
+    owned = {sample_id for partition, sample_id in samples if partition}
+    samples -= {("", sample_id) for sample_id in owned}  # earlier states of these
     tags, table_tags = _union(work.tags, plan.tags), _union(work.table_tags, plan.table_tags)
     found = {
         "samples": max(known.get("samples", 0), len(samples)),
