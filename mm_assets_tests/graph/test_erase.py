@@ -686,7 +686,7 @@ def test_a_short_id_with_a_cut_picture_and_one_that_no_document_names(tmp_path: 
     make_tar(world.raw / "a.tar", [*members.items(), *_of(loose).items()])  # one id twice
     world.run("run")
     told = world.ok("erase", "--sample-id", cut, "--sample-id", loose)
-    assert "not looked for (sample_id, short: within other text): 2\n" in told
+    assert "not searched for: 2 (sample_id, short: within other text)\n" in told
     assert world.with_any([cut.encode(), loose.encode()], world.storage, world.home) == []
     for path in world.storage.rglob("*.parquet"):  # also what is packed in schemas
         texts = pq.read_schema(path).metadata or {}
