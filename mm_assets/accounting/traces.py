@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,11 +26,14 @@ from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, read_small_table
+from mm_assets.formats.partitions import Partition
+from mm_assets.formats.raw_shards import RawReader
 from mm_assets.formats.registry import reader_for
-from mm_assets.model.errors import INCOMPLETE_SAMPLE
+from mm_assets.model.errors import ERASED, INCOMPLETE_SAMPLE
 from mm_assets.model.nested_types import take_rows
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.pool import MapsJobs, WorkerFailure
+from mm_assets.storage.errors import is_store_failure
 from mm_assets.storage.files import (
     StorageOptions,
     exists,
@@ -108,6 +111,32 @@ class Found:
 
 
 @dataclass(frozen=True)
+class RawDocuments:
+    """Raw shards, whose documents are looked into where outputs tell nothing of them.
+
+    Attributes:
+        files: raw files of each shard.
+        layout: arguments of `RawReader`.
+    """
+
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, partition: str) -> Iterator[pa.Table]:
+        """Yield the rows of a shard without the bytes of images.
+
+        Raises:
+            OSError, ValueError: it is not there, or cannot be read.
+        """
+        shard = Partition(partition, self.files.get(partition, ()))
+        if not shard.files:
+            raise FileNotFoundError(f"no raw shard {partition!r}")
+        reader = RawReader((), **self.layout, quarantine_errors=True)
+        names = [name for name in reader.open(shard).schema.names if name != "binary_content"]
+        yield from reader.project(shard, names)[1]
+
+
+@dataclass(frozen=True)
 class _ShardJob:
     root: str
     partition: str
@@ -115,6 +144,7 @@ class _ShardJob:
     deny: DenyList = field(default_factory=DenyList)
     found: Found = field(default_factory=lambda: Found((), Needles()))
     stale: frozenset[str] = frozenset()
+    raw: RawDocuments = field(default_factory=RawDocuments)
 
     def entries(self, *kinds: str) -> dict[Entry, Denial]:
         """Return the entries of some kinds."""
@@ -131,6 +161,7 @@ def find(
     pool: MapsJobs,
     options: StorageOptions | None = None,
     stale: Mapping[str, frozenset[str]] | None = None,
+    raw: RawDocuments | None = None,
 ) -> Found:
     """Find the samples of a storage root that a deny list means.
 
@@ -144,12 +175,14 @@ def find(
         pool: does the work.
         options: for the file system.
         stale: what `stale_outputs` returns; None: found here.
+        raw: where to look for URLs of samples that ingest dropped: no output has their documents.
 
     Raises:
         OSError: a shard cannot be looked through; the message names it.
     """
     stale = stale_outputs(root, options) if stale is None else stale
-    each = _of_shards(pool, _find_in_shard, root, options, stale, deny=deny)
+    raw = RawDocuments() if raw is None or all(entry.kind != URL for entry in deny.entries) else raw
+    each = _of_shards(pool, _find_in_shard, root, options, stale, raw, deny=deny)
     samples = (sample for found in each for sample in found.samples)
     return Found.of(samples, (found.needles for found in each))
 
@@ -212,11 +245,16 @@ def _of_shards(
     root: str,
     options: StorageOptions | None,
     stale: Mapping[str, frozenset[str]] | None = None,
+    raw: RawDocuments | None = None,
     **given: Any,
 ) -> list[Any]:
     if stale is None:
         stale = dict.fromkeys(_partitions(root, options), frozenset())
-    jobs = [_ShardJob(root, name, options, stale=stale[name], **given) for name in sorted(stale)]
+    raw = raw or RawDocuments()
+    jobs = []
+    for name in sorted(stale):
+        files = RawDocuments({name: raw.files.get(name, ())}, raw.layout)
+        jobs.append(_ShardJob(root, name, options, stale=stale[name], raw=files, **given))
     results = []
     for job, result in pool.map(work, jobs):
         if isinstance(result, WorkerFailure):
@@ -228,6 +266,16 @@ def _of_shards(
 def _find_in_shard(job: _ShardJob) -> Found:
     denied: list[FoundSample] = []
     needles: list[Needles] = []
+    names = ["sample_id", "position", "modality", "source_uri", "member", "raw"]
+    quarantined = _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job)
+    if job.entries(URL) and (dropped := _dropped_documents(job, quarantined)):
+        try:
+            job = _with_dropped(job, dropped)
+        except (OSError, ValueError) as error:
+            if is_store_failure(error):
+                raise
+            told = f"{URL}, in documents of samples that ingest dropped"
+            needles.append(Needles(omitted={told: len(dropped)}))
 
     def add(row: dict[str, Any], is_whole: bool, is_past: bool = False) -> None:
         denied.append(FoundSample.of_row(job.partition, row, is_whole=is_whole, is_past=is_past))
@@ -237,8 +285,6 @@ def _find_in_shard(job: _ShardJob) -> Found:
             needles.append(Needles.of(rows, is_whole=is_whole))
             for row in rows.select(_LOCATED).to_pylist():
                 add(row | locator_columns(row["source_ref"]), is_whole, is_past)
-    names = ["sample_id", "position", "modality", "source_uri", "member", "raw"]
-    quarantined = _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job)
     for row in quarantined:
         raw, is_hidden = row["raw"], job.deny.hides_sample(row["sample_id"] or "")
         is_denied = raw is not None and job.deny.hides_bytes(raw)
@@ -248,8 +294,6 @@ def _find_in_shard(job: _ShardJob) -> Found:
             ids = [row["sample_id"]] if is_whole else []
             needles.append(Needles.of_values([] if raw is None else [raw], ids))
             add(row | {"source": row["source_uri"]}, is_whole)
-    if job.entries(URL) and (dropped := _dropped_documents(job, quarantined)):
-        needles.append(Needles(omitted={f"{URL}, in documents of samples that ingest dropped": dropped}))
     survey = SurveyStore(job.root, job.options).uri(job.partition)
     of_document: dict[str, Any] = {"position": METADATA_POSITION, "modality": "metadata"}
     known = [of_document | row for row in _rows(survey, ["sample_id", "source", "member"], job)]
@@ -266,12 +310,26 @@ def _find_in_shard(job: _ShardJob) -> Found:
     return Found.of(denied, needles)
 
 
-def _dropped_documents(job: _ShardJob, quarantined: Iterable[Mapping[str, Any]]) -> int:
-    """Return the number of samples that were dropped for an item, and of whose document nothing is kept."""
+def _with_dropped(job: _ShardJob, dropped: set[str]) -> _ShardJob:
+    """Return the job with those of some samples denied whose raw documents have a denied URL."""
+    urls = DenyList(job.entries(URL))
+    found = {
+        sample_id
+        for table in job.raw.of(job.partition)
+        for rows, is_whole in rows_denied(table, urls.denials(table, (), job.options))
+        for sample_id in rows.column("sample_id").to_pylist()
+        if is_whole
+    }
+    whole = {Entry.of(SAMPLE_ID, name): Denial(ERASED, "", is_of_sample=True) for name in found & dropped}
+    return replace(job, deny=DenyList({**job.deny.entries, **whole}))
+
+
+def _dropped_documents(job: _ShardJob, quarantined: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the ids of samples that were dropped for an item, and of whose document nothing is kept."""
     items = Ledger(job.root, job.options).items(CURATED.asset, job.partition)
     is_one = pc.and_(pc.equal(items["modality"], "metadata"), pc.equal(items["kind"], INCOMPLETE_SAMPLE))
     kept = {row["sample_id"] for row in quarantined if (row["raw"] or b"")[:1] == b"{"}
-    return len(set(items["sample_id"].filter(is_one).to_pylist()) - kept)
+    return set(items["sample_id"].filter(is_one).to_pylist()) - kept
 
 
 def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:

@@ -132,6 +132,7 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
     locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
     shards = locations.shards(settings.shards_per_partition)
     layout = RawLayout(**settings.raw_layout())
+    raw = erasure_plan.documents_of(shards, settings.raw_layout())
     with (
         open_dagster(changes_nothing=options.dry_run) as instance,
         WorkerPool(settings.workers, may_fork=True) as pool,
@@ -159,7 +160,9 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
         stamps: Any = None
         if [*entries] and not any(set(entries) == set(erasure.entries) for erasure in waiting):
             stamps = erasure_plan.stamps_of(root)
-            plan = erasure_plan.plan(root, entries, pool, is_whole=options.dry_run, home=orchestrator.home)
+            plan = erasure_plan.plan(
+                root, entries, pool, raw, is_whole=options.dry_run, home=orchestrator.home
+            )
             if options.dry_run:
                 _print_plan(plan, entries, shards, root)
                 return 0
@@ -174,7 +177,7 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
             try:
                 if not is_planned and (known := erasing.work_of(store, erasure)) is not None:
                     named = [given.get(entry, entry) for entry in erasure.entries]
-                    plan = erasure_plan.plan(root, named, pool, is_whole=False, known=known.needles)
+                    plan = erasure_plan.plan(root, named, pool, raw, is_whole=False, known=known.needles)
                     plan = checked(plan, named, known.has_raw, [*known.tags, *known.table_tags])
                     erasure = erasing.planned(store, erasure, plan, known)
                 work = erasing.Erasing(root, erasure, orchestrator, pool, shards, layout)

@@ -34,7 +34,15 @@ from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger
 from mm_assets.accounting.erasures import URL, Denial, DenyList, Entry, Erasure, ErasureStore
 from mm_assets.accounting.needles import IMAGE, Needles
 from mm_assets.accounting.scan import scan
-from mm_assets.accounting.traces import Found, FoundSample, find, rows_denied, stale_outputs, without_shared
+from mm_assets.accounting.traces import (
+    Found,
+    FoundSample,
+    RawDocuments,
+    find,
+    rows_denied,
+    stale_outputs,
+    without_shared,
+)
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import ASSET as DUPLICATES
 from mm_assets.filters.id_list import HASH_DIGITS, SAMPLE_ID, IdFilter, IdList
@@ -132,6 +140,7 @@ def plan(
     root: str,
     entries: Sequence[Entry],
     pool: MapsJobs,
+    raw: RawDocuments,
     *,
     is_whole: bool,
     home: str = "",
@@ -145,6 +154,7 @@ def plan(
         root: storage root.
         entries: what to erase.
         pool: does the work.
+        raw: the raw shards.
         is_whole: whether all files are looked through, also those that are made anew anyway.
         home: Dagster's home, which is then looked through, too.
         known: what an earlier plan has found it by.
@@ -154,7 +164,7 @@ def plan(
     stale = stale_outputs(root, states=states)
     in_set = _find_in_files(_set_files(root, deny, stale), deny, pool)
     in_table = _find_in_files(_table_files(root, stale), deny, pool)
-    everywhere = [find(root, deny, pool, stale=stale), in_table, in_set]
+    everywhere = [find(root, deny, pool, stale=stale, raw=raw), in_table, in_set]
     urls, ids = ([e.given for e in entries if e.kind == kind and e.given] for kind in (URL, SAMPLE_ID))
     by = [Needles.of_values(urls, ids), *(found.needles for found in everywhere)]
     if known is not None:
@@ -462,6 +472,11 @@ def near_ids(root: str, entries: Iterable[Entry]) -> str:
 def raw_files(partition: str, shards: Mapping[str, RawShard]) -> tuple[str, ...]:
     """Return the raw files of a shard that are there."""
     return () if absence_of(partition, shards) else shards[partition].files
+
+
+def documents_of(shards: Mapping[str, RawShard], layout: Mapping[str, Any]) -> RawDocuments:
+    """Return the raw shards for `plan`."""
+    return RawDocuments({name: shard.files for name, shard in shards.items()}, layout)
 
 
 def is_raw_tar(file: str) -> bool:

@@ -12,11 +12,12 @@ import pytest
 
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
+from mm_assets_tests.graph.erased_world import erased_template, world
 from mm_assets_tests.kept_dagster import kept_dagster, kept_engines
 from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import shared_workers
 
-__all__ = ["kept_dagster", "shared_workers"]
+__all__ = ["erased_template", "kept_dagster", "shared_workers", "world"]
 
 
 @pytest.fixture
