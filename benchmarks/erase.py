@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
             ("files with it after the raw shard was back", f"{sum(back.values())} {' '.join(sorted(back))}"),
         ],
     )
-    results.keep({"commands": rows, "before": held, "after": left, "told": erased.told})
+    results.keep({"commands": rows, "before": held, "after": left})
     results.publish()
     return 0
 

@@ -51,7 +51,7 @@ LONGEST_TEXT: Final = 1 << 16
 
 FOLDER: Final = f"{LEDGER_FOLDER}/erasures"
 _FORMAT: Final = 1
-_SUFFIX, _WORK = ".json", ".work"
+_SUFFIX, WORK = ".json", ".work"
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _BLANKS: Final = b" \t\r\n\xef\xbb\xbf"  # with the mark of UTF-8
@@ -124,7 +124,7 @@ class Erasure:
         entries: what was asked for.
         partitions: those that hold it, with the number of their rows: their shards are made again.
         found: where it was found, and how often.
-        rewritten: what was written anew, dropped or removed.
+        rewritten: what was rebuilt, rewritten, dropped or removed.
         scan: what was looked through after that, and what was found.
         finished: time; None: it is not.
     """
@@ -194,15 +194,15 @@ class ErasureStore(FolderFiles):
 
     def write_work(self, id_: str, work: bytes) -> None:
         """Keep what the scan of an erasure looks for until it is finished."""
-        self._write(_named(id_, _WORK), work)
+        self._write(_named(id_, WORK), work)
 
     def read_work(self, id_: str) -> bytes | None:
         """Return what `write_work` was given; None if it is not kept."""
-        return self._read(_named(id_, _WORK))
+        return self._read(_named(id_, WORK))
 
     def remove_work(self, id_: str) -> None:
         """Remove what `write_work` was given, if it is kept."""
-        self._remove(_named(id_, _WORK))
+        self._remove(_named(id_, WORK))
 
     def _parsed(self, name: str, data: bytes) -> Erasure:
         try:

@@ -158,7 +158,7 @@ class Needles:
         kept_short = self.short.difference(ids, names)
         return Needles(tuple(kept), self.ids.difference(ids), dict(sorted(omitted.items())), kept_short)
 
-    def not_looked_for(self) -> dict[str, int]:
+    def not_searched_for(self) -> dict[str, int]:
         """Return the numbers of contents that are not looked for, or not everywhere, by kind and reason."""
         few = {sample_id for sample_id in self.ids if len(_utf8(sample_id)) < _SHORTEST}
         partly = {

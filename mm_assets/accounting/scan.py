@@ -75,7 +75,7 @@ class Scan:
         nbytes: their bytes.
         occurrences: how often each was found.
         unread: files that could not be read, or not be unpacked, each with the reason.
-        looked_for: numbers of contents by kind.
+        searched_for: numbers of contents by kind.
         omitted: numbers of contents that were not looked for, by kind and reason.
     """
 
@@ -83,13 +83,8 @@ class Scan:
     nbytes: int
     occurrences: Mapping[Occurrence, int]
     unread: Mapping[str, str] = field(default_factory=dict)
-    looked_for: Mapping[str, int] = field(default_factory=dict)
+    searched_for: Mapping[str, int] = field(default_factory=dict)
     omitted: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all was read, and nothing found."""
-        return not self.occurrences and not self.unread
 
     def paths(self) -> list[str]:
         """Return the files in which something was found, sorted."""
@@ -141,7 +136,7 @@ def scan(
             hits.update(result[0])
             unread.update(result[1])
     found = dict(sorted(hits.items()))
-    return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.not_looked_for())
+    return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.not_searched_for())
 
 
 def _scan_jobs(

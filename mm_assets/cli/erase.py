@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any
 
 from mm_assets.cli import arguments
@@ -13,7 +13,7 @@ from mm_assets.cli.arguments import absolute_root, as_utf8, location
 from mm_assets.cli.states import open_dagster, refuse_while_unfinished
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
-from mm_assets.terminal import printable
+from mm_assets.terminal import ProgressLine, printable
 
 
 def erase_arguments(commands: Any) -> None:
@@ -135,8 +135,9 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
     raw = erasure_plan.documents_of(shards, settings.raw_layout())
     with (
         open_dagster(changes_nothing=options.dry_run) as instance,
-        WorkerPool(settings.workers, may_fork=True) as pool,
+        WorkerPool(settings.workers, may_fork=True) as workers,
     ):
+        pool = _ShownPool(workers)
         orchestrator = _orchestrator(instance)
         done = []
 
@@ -193,6 +194,24 @@ def _erase(root: str, entries: Sequence[Any], options: argparse.Namespace) -> in
     return 0 if all(erasure.finished for erasure in done) else 1
 
 
+class _ShownPool:
+    """A pool whose jobs are counted on a progress line: shards that are searched, parts of files."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def map(self, fn: Callable[[Any], Any], jobs: Iterable[Any]) -> Generator[tuple[Any, Any], None, None]:
+        """Yield each job and its answer."""
+        of = len(jobs) if isinstance(jobs, Sequence) else 0  # a scan makes them on its way
+        line = ProgressLine(max(of, 1))
+        try:
+            for done, answer in enumerate(self._pool.map(fn, jobs), start=1):
+                line.show(done if of else 0, f"searched: {done} of {of}" if of else f"scanned: part {done}")
+                yield answer
+        finally:
+            line.end()
+
+
 def _orchestrator(instance: Any) -> Any:
     from mm_assets.event_log.erasure import erase_events, event_texts
     from mm_assets.headless.instance import home_in_force
@@ -200,7 +219,7 @@ def _orchestrator(instance: Any) -> Any:
     from mm_assets.headless.run import due_shards, run_graph
     from mm_assets.versions.erasing import Orchestrator
 
-    def make(partitions: Sequence[str], assets: Sequence[str]) -> list[str]:
+    def rebuild(partitions: Sequence[str], assets: Sequence[str]) -> list[str]:
         if run_graph(MakeRequest(tuple(partitions), tuple(assets))) == 0 or instance is None:
             return []
         return sorted(due_shards(instance, assets).intersection(partitions))
@@ -217,7 +236,7 @@ def _orchestrator(instance: Any) -> Any:
     return Orchestrator(
         "" if instance is None else str(home_in_force()),
         refuse_unfinished,
-        make,
+        rebuild,
         erase,
         lambda: () if instance is None else event_texts(instance),
     )
@@ -273,13 +292,13 @@ def _print_certificate(erasure: Any) -> None:
     if not scan:
         return
     found = counted(len(scan["occurrences"]), "match", "matches")
-    result = found if scan["looked_for"] or scan["occurrences"] else "nothing was looked for"
+    result = found if scan["searched_for"] or scan["occurrences"] else "nothing was searched for"
     print(f"  scan of {scan['files']:,} files, {scan['bytes']:,} bytes: {result}")
     for one in scan["occurrences"]:
         print(printable(f"  left: {one['kind']} in {one['place']} {one['inside']}".rstrip()))
-    for kind, count in scan["not_looked_for"].items():
+    for kind, count in scan["not_searched_for"].items():
         print(printable(f"  not searched for: {count} ({kind})"))
-    for line in scan["outside"]:
+    for line in scan["out_of_scope"]:
         print(printable(f"  out of scope: {line}"))
 
 

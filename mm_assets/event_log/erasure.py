@@ -4,7 +4,7 @@ No row goes, and none changes its place, outcome, data version or numbers: only 
 of a named partition before the erasure began goes whatever it said: thumbnails and shortened texts are no
 traces that could be looked for. From all else go traces.
 
-Databases keep what was overwritten or deleted until they are written anew: `erase_events` does that, too.
+Databases keep what was overwritten or deleted until `VACUUM`: `erase_events` does that, too.
 What a server has in its write-ahead log, replicas and backups is beyond its reach, and told.
 """
 
@@ -82,7 +82,7 @@ _CHART = f"{_PICTURE}svg"
 _ERASED = "erased"  # the metadata entry that stands for what is gone
 
 
-class StillKept(MmAssetsError, OSError):
+class VacuumBlocked(MmAssetsError, OSError):
     """A database keeps what was erased, as another user still sees it, or may not be changed."""
 
 
@@ -110,7 +110,7 @@ def erase_events(
         The number of rows, and of printed files, that were changed.
 
     Raises:
-        StillKept: another user of a database has an old state of it open. What is written stays; to be
+        VacuumBlocked: another user of a database has an old state of it open. What is written stays; to be
             repeated.
     """
     eraser = _Eraser(frozenset(partitions), is_trace, aliases, reason, begun)
@@ -118,7 +118,7 @@ def erase_events(
     for database in _databases(instance):
         with located(str(database)), database.read() as connection:
             changed = _erase_rows(database, connection, eraser)
-            _write_anew(database, connection, is_changed=changed > 0)
+            _vacuum(database, connection, is_changed=changed > 0)
         count += changed
     return count
 
@@ -505,16 +505,16 @@ def _write(connection: Connection, table: db.Table, id_: int, changes: Iterable[
     return connection.execute(update.values({name: new for name, _, new in changes})).rowcount == 1
 
 
-def _write_anew(database: _Database, connection: Connection, *, is_changed: bool) -> None:
+def _vacuum(database: _Database, connection: Connection, *, is_changed: bool) -> None:
     """Write a database without what was overwritten or deleted; one of a run only after a change.
 
     Raises:
-        StillKept: others have an older state of it open, or it may not be written anew.
+        VacuumBlocked: others have an older state of it open, or it may not be vacuumed.
     """
     if database.is_postgres:
         connection.exec_driver_sql(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
         try:
-            _write_postgres_anew(str(database), connection)
+            _vacuum_postgres(str(database), connection)
         finally:
             connection.exec_driver_sql("RESET lock_timeout")
         warn_user(f"{database}: its write-ahead log, replicas and backups may keep what is erased here")
@@ -524,11 +524,11 @@ def _write_anew(database: _Database, connection: Connection, *, is_changed: bool
         if is_changed or not database.is_of_run:
             connection.exec_driver_sql("VACUUM")
     except db.exc.OperationalError as error:
-        raise StillKept(f"{database}: {error.orig}: end what writes to it, and repeat") from error
+        raise VacuumBlocked(f"{database}: {error.orig}: end what writes to it, and repeat") from error
     # Waits for those who read an older state, and leaves nothing in the write-ahead log.
     is_busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
     if is_busy:
-        raise StillKept(
+        raise VacuumBlocked(
             f"{database}: another process has open what it was before the erasure: end it (is mm-assets "
             "ui running?), and repeat"
         )
@@ -541,12 +541,12 @@ _OLDER = db.text(
 )
 
 
-def _write_postgres_anew(place: str, connection: Connection) -> None:
+def _vacuum_postgres(place: str, connection: Connection) -> None:
     last = connection.exec_driver_sql("SELECT txid_current() & 4294967295").scalar_one()
     until = time.monotonic() + _PATIENCE
     while connection.execute(_OLDER, {"last": last}).scalar_one():
         if time.monotonic() > until:
-            raise StillKept(
+            raise VacuumBlocked(
                 f"{place}: an open transaction is older than the erasure, and Postgres keeps what that "
                 "sees: end it (pg_stat_activity, backend_xmin), and repeat"
             )
@@ -557,9 +557,9 @@ def _write_postgres_anew(place: str, connection: Connection) -> None:
         try:
             connection.exec_driver_sql(f"VACUUM FULL {table.name}")
         except db.exc.OperationalError as error:
-            raise StillKept(f"{place}: {table.name}: {str(error.orig).strip()}: repeat") from error
+            raise VacuumBlocked(f"{place}: {table.name}: {str(error.orig).strip()}: repeat") from error
         if connection.execute(node).scalar_one() == before:  # of others' tables it only warns
-            raise StillKept(f"{place}: {table.name}: only its owner may write it anew (VACUUM FULL)")
+            raise VacuumBlocked(f"{place}: {table.name}: only its owner may rewrite it (VACUUM FULL)")
 
 
 def _erase_printed(instance: dg.DagsterInstance, eraser: _Eraser) -> int:

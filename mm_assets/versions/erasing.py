@@ -3,11 +3,11 @@
 `begin` writes an erasure that is planned, `Erasing` takes it from its first step to its certificate. Each
 step may be repeated: after a crash the same steps are taken again, and those with nothing to do are short.
 
-1. Raw tars are written without the samples, if that was asked for.
-2. The graph makes the shards that hold it anew, as the deny list in force says.
+1. Raw tars are rewritten without the samples, if that was asked for.
+2. The graph rebuilds the shards that hold it, as the deny list in force says.
 3. What a run leaves is purged: tags that hold it, earlier versions of the table and its indexes, surveys,
    temporary files of dead processes, the event log, the page of the report.
-4. Every file is scanned. Files that are made again when they are missed go, if it is in them.
+4. Every file is scanned. Files that are made again where they are missing are removed, if it is in them.
 5. The work file, which has content, is removed; the erasure is finished, and is the certificate.
 """
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from mm_assets.accounting import CACHE, LANCE, TRAINING, statistics_folder
-from mm_assets.accounting.erasures import MD5, SHA256, DenyList, Entry, Erasure, ErasureStore, alias_of
+from mm_assets.accounting.erasures import MD5, SHA256, WORK, DenyList, Entry, Erasure, ErasureStore, alias_of
 from mm_assets.accounting.needles import Needles
 from mm_assets.accounting.retirement import Retirement
 from mm_assets.accounting.scan import scan
@@ -68,7 +68,6 @@ from mm_assets.versions.erasure_plan import (
 from mm_assets.versions.erasure_request import NotErasedError
 from mm_assets.versions.tagging import Manifest, drop_tag, header_uri, tag_names
 
-WORK: Final = ".work"
 REPORT_PAGE: Final = "report/index.html"
 _GZIP: Final = b"\x1f\x8b"
 # Files that are made again when they are missed, or that nobody misses, by folders below the storage root.
@@ -76,7 +75,7 @@ _MADE_AGAIN: Final = (
     *("ledger/index/", "ledger/lists/", "versions/losses/", "versions/samples/"),
     f"{LANCE.folder}/_mm_assets/record_index/",
 )
-_NOT_LOOKED_AT: Final = (
+_OUT_OF_SCOPE: Final = (
     "backups, replicas and copies that no record names",
     "thumbnails and scores of other copies of an image: a scan for its bytes cannot know them",
 )
@@ -89,10 +88,10 @@ class Work:
     Attributes:
         needles: what the scan looks for.
         samples: ids of samples that go as wholes.
-        assets: to make anew.
+        assets: to rebuild.
         tags: to drop.
         table_tags: tags of the table to drop.
-        makes_set: whether the training set is made anew.
+        rebuilds_set: whether the training set is rebuilt.
         has_raw: whether raw tars are written without it.
     """
 
@@ -101,7 +100,7 @@ class Work:
     assets: Sequence[str]
     tags: Sequence[str]
     table_tags: Sequence[str]
-    makes_set: bool
+    rebuilds_set: bool
     has_raw: bool
 
     def to_bytes(self) -> bytes:
@@ -154,7 +153,7 @@ def planned(store: ErasureStore, erasure: Erasure, plan: Plan, work: Work) -> Er
         _union(work.assets, plan.assets),
         tags,
         table_tags,
-        work.makes_set or plan.holds_set,
+        work.rebuilds_set or plan.holds_set,
         work.has_raw,
     )
     store.write_work(erasure.id, work.to_bytes())
@@ -173,7 +172,7 @@ class Orchestrator:
     Attributes:
         home: its folder; empty for none.
         refuse_unfinished: raises where a run or a backfill is unfinished.
-        make: rebuilds shards in some assets; of none, assets without partitions. Returns those that fail.
+        rebuild: rebuilds shards in some assets; of none, assets without partitions. Returns those that fail.
         erase_events: takes partitions, whether a text is a trace, aliases by sample id, what stands for texts
             that go, and the time since when no event can quote it; returns how much was changed.
         texts: texts of databases that are no files, with their places.
@@ -181,7 +180,7 @@ class Orchestrator:
 
     home: str
     refuse_unfinished: Callable[[], None]
-    make: Callable[[Sequence[str], Sequence[str]], Collection[str]]
+    rebuild: Callable[[Sequence[str], Sequence[str]], Collection[str]]
     erase_events: Callable[[Collection[str], Callable[[str], bool], Mapping[str, str], str, float], int]
     texts: Callable[[], Iterable[tuple[str, str]]]
 
@@ -192,7 +191,7 @@ class Erasing:
     Args:
         root: storage root, a folder or URL.
         erasure: one that is not finished.
-        orchestrator: makes shards anew.
+        orchestrator: rebuilds shards.
         pool: does the scan.
         shards: the raw shards.
         layout: how raw tars are read.
@@ -247,8 +246,8 @@ class Erasing:
         if partitions:
             retire_verdicts(statistics_folder(self._root), partitions)
             yield from self._rebuild(partitions, work, "rebuilt")
-        if work.makes_set:
-            self._graph.make([], [TRAINING])
+        if work.rebuilds_set:
+            self._graph.rebuild([], [TRAINING])
             yield self._told("outputs", [TRAINING], f"rebuilt: {TRAINING}")
         self._graph.refuse_unfinished()  # one that has begun meanwhile
         for step in (self._drop_tags, self._purge_table, self._sweep, self._purge_home):
@@ -268,7 +267,7 @@ class Erasing:
         kept = Retirement(self._root).partitions()
         failed = {name: absence_of(name, self._shards) for name in partitions if name in kept}
         if names := [name for name, absence in failed.items() if not absence]:
-            again = self._graph.make(names, work.assets)
+            again = self._graph.rebuild(names, work.assets)
             failed |= {name: "it fails, as said above" if name in again else "" for name in names}
         if rebuilt := [name for name in names if not failed[name]]:
             yield self._told("shards", rebuilt, f"{what}: {first_and_more(rebuilt)}")
@@ -288,7 +287,7 @@ class Erasing:
         return [name for name in named if name not in self.erasure.partitions]
 
     def _told(self, what: str, value: Sequence[str] | int, line: str) -> str:
-        """Note what was written anew or removed, and return the line on it."""
+        """Note what was rebuilt, rewritten or removed, and return the line on it."""
         known = self.erasure.rewritten.get(what)
         if isinstance(value, int):
             self._write(rewritten={**self.erasure.rewritten, what: (known or 0) + value})
@@ -408,9 +407,9 @@ class Erasing:
                 "files": found.files,
                 "bytes": found.nbytes,
                 "occurrences": left,
-                "looked_for": dict(found.looked_for),
-                "not_looked_for": dict(found.omitted),
-                "outside": self._outside(work),
+                "searched_for": dict(found.searched_for),
+                "not_searched_for": dict(found.omitted),
+                "out_of_scope": self._outside(work),
             }
         )
         matches = counted(len(left), "match", "matches")
@@ -445,7 +444,7 @@ class Erasing:
             lines.append("images that documents only name (MM_IMAGES_FROM)")
         if not self._graph.home:
             lines.append("the event log: there is no Dagster home here")
-        return [*lines, *_NOT_LOOKED_AT]
+        return [*lines, *_OUT_OF_SCOPE]
 
 
 def write_without(uri: str, layout: RawLayout, prefix: str, is_meant: Callable[[str], bool]) -> int:

@@ -1,12 +1,11 @@
 """Plans of erasures: what a request names, where it is, and why it cannot go, before anything is written.
 
-`plan` finds it in a storage, `with_raw` in raw tars, too.
-`refuse_listed` raises where a list of ids would keep it.
+`plan` finds it in a storage, `with_raw` in raw tars, too. `refuse_absent` and `refuse_listed` raise where it
+could not be erased.
 """
 
 from __future__ import annotations
 
-import os
 import posixpath
 import shlex
 from collections import Counter
@@ -54,12 +53,9 @@ from mm_assets.formats.raw_shards import RawShard
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, VIRTUAL_SCHEMES, RawLayout
 from mm_assets.formats.webdataset.reader import WebdatasetSource
-from mm_assets.model.errors import (
-    ERASED,
-    counted,
-)
+from mm_assets.model.errors import ERASED, counted
 from mm_assets.pool import MapsJobs, WorkerFailure
-from mm_assets.storage.files import exists, filesystem, is_remote, join, read_bytes, size_of
+from mm_assets.storage.files import exists, filesystem, join, read_bytes, size_of
 from mm_assets.storage.listing import expand_paths
 from mm_assets.storage.small_files import unseal
 from mm_assets.storage.stamps import files_in
@@ -77,7 +73,7 @@ _NAMING_OTHERS: Final = (f"{LEDGER_FOLDER}/statistics", f"{LEDGER_FOLDER}/{ACCOU
 
 @dataclass(frozen=True)
 class Places:
-    """Folders that are scanned, also those that links in them lead to.
+    """Folders that are scanned.
 
     Attributes:
         names: by folder what stands for it: its path below the storage root, or its own elsewhere.
@@ -89,23 +85,12 @@ class Places:
     def of(cls, root: str, home: str = "", parts: Sequence[str] = ("",)) -> Places:
         """Return those of a storage root, or of parts of it, and of Dagster's home."""
         names = {join(root, part) if part else root: part for part in parts}
-        names |= {home: home} if home else {}
-        for folder in [name for name in names if not is_remote(name)]:
-            _add_links(names, folder)
-        return cls(names)
+        return cls(names | ({home: home} if home else {}))
 
     def shown(self, path: str) -> str:
         """Return what stands for a file in them."""
         folder = max((each for each in self.names if path.startswith(f"{each}/")), key=len)
         return posixpath.join(self.names[folder], path.removeprefix(f"{folder}/"))
-
-
-def _add_links(names: dict[str, str], folder: str) -> None:
-    for above, folders, _ in os.walk(folder):
-        for link in (os.path.join(above, name) for name in folders):
-            if os.path.islink(link) and (real := os.path.realpath(link)) not in names:
-                names[real] = posixpath.join(names[folder], os.path.relpath(link, folder))
-                _add_links(names, real)
 
 
 @dataclass(frozen=True)
@@ -114,7 +99,7 @@ class Plan:
 
     Attributes:
         found: samples, and what they are found by.
-        partitions: shards to make anew, with the number of rows that hold it.
+        partitions: shards to rebuild, with the number of rows that hold it.
         samples: ids of the samples that go as wholes.
         assets: assets of the graph that have outputs of these shards.
         tags: our tags that hold it; ``table_tags`` are further tags of the table.
@@ -155,7 +140,7 @@ def plan(
         entries: what to erase.
         pool: does the work.
         raw: the raw shards.
-        is_whole: whether all files are looked through, also those that are made anew anyway.
+        is_whole: whether all files are looked through, also those that are rebuilt anyway.
         home: Dagster's home, which is then looked through, too.
         known: what an earlier plan has found it by.
     """

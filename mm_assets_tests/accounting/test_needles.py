@@ -153,7 +153,7 @@ def test_short_id_is_found_as_a_whole_text_and_in_names_of_members() -> None:
     needles = Needles.of_values([], ["000000013", "1874", "picture"])
     assert needles.short == {"000000013"}
     assert Needles.of_bytes(needles.to_bytes()) == needles
-    assert needles.not_looked_for() == {
+    assert needles.not_searched_for() == {
         "sample_id, short: within other text": 1,
         "sample_id, short: but where it is called so": 2,
     }
@@ -210,7 +210,7 @@ def test_part_of_an_image_is_found() -> None:
         assert _kinds(needles, part) == {IMAGE}
 
 
-def test_header_that_images_share_is_not_looked_for() -> None:
+def test_header_that_images_share_is_not_searched_for() -> None:
     header = RANDOM.bytes(1_000)
     one, other = header + RANDOM.bytes(9_000), header + RANDOM.bytes(9_000)
     assert not _kinds(Needles.of_values([one]), other)

@@ -269,7 +269,7 @@ def test_image_in_quarantine(made: Made, tmp_path: Path) -> None:
 def test_nothing_is_meant(made: Made) -> None:
     found = made.find(Entry.of("sample_id", "nobody"), Entry.of("url", "https://example.org/none"))
     assert (found.samples, found.rows(), found.needles) == ((), {}, Needles(omitted=DROPPED))
-    assert scan([str(made.storage)], found.needles, Here()).is_clean
+    assert not scan([str(made.storage)], found.needles, Here()).occurrences
 
 
 def test_image_that_stays_in_another_sample(tmp_path: Path) -> None:

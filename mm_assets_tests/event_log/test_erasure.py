@@ -27,7 +27,7 @@ from dagster._core.test_utils import create_run_for_test
 from mm_assets.accounting.needles import Needles
 from mm_assets.demo import make_shards
 from mm_assets.event_log import erasure
-from mm_assets.event_log.erasure import StillKept, erase_events, event_texts
+from mm_assets.event_log.erasure import VacuumBlocked, erase_events, event_texts
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import run_view, view
 from mm_assets_tests.graph.deployment import FILTERED, Deployment
@@ -376,7 +376,7 @@ def test_it_waits_for_a_reader_and_tells_of_one_that_stays(
         other = db.create_engine(url or file, poolclass=db.NullPool)
         monkeypatch.setattr(erasure, "_PATIENCE", 0.5)
         with _reader(other, "REPEATABLE READ" if url else "AUTOCOMMIT"):
-            with pytest.raises(StillKept, match=r"open transaction|index\.db: another process"):
+            with pytest.raises(VacuumBlocked, match=r"open transaction|index\.db: another process"):
                 erase(instance)
             assert _left(tmp_path, url)
             monkeypatch.setattr(erasure, "_PATIENCE", 30.0)

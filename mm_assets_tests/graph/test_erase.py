@@ -63,7 +63,7 @@ def test_a_sample_leaves_everything_and_nothing_else_does(world: World) -> None:
     assert certificate["rewritten"]["shards"] == ["a"]  # type: ignore[index]
     scan = certificate["scan"]
     assert isinstance(scan, dict) and scan["occurrences"] == [] and scan["files"] > 50
-    assert any("a.tar may still have it" in line for line in scan["outside"])
+    assert any("a.tar may still have it" in line for line in scan["out_of_scope"])
     assert world.ok("prove").splitlines()[-1].startswith("proven: every item of 3 shards is in 5 outputs")
     assert "due: 0 shards" in world.ok("status")
     listed = world.ok("erase", "--list")
@@ -147,7 +147,7 @@ def test_a_dry_run_changes_nothing_and_says_where_it_is(world: World) -> None:
 
 def test_what_nobody_can_look_for_is_said(world: World) -> None:
     told = world.ok("erase", "--sha256", "0" * 64, "--pdq", f"{'f0' * 32}:0")
-    assert "bytes: nothing was looked for\n" in told
+    assert "bytes: nothing was searched for\n" in told
     assert "not searched for: 1 (sha256, of no image here)\n" in told
     assert "not searched for: 1 (pdq, of no image here)\n" in told
 

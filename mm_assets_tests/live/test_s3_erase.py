@@ -65,7 +65,7 @@ def test_a_sample_leaves_every_object(tmp_path: Path, s3: S3Server, monkeypatch:
     assert done.returncode == 0, done
     assert found() == []
     (erasure,) = ErasureStore(f"s3://{bucket}/out").all()
-    said = [line for line in erasure.scan["outside"] if line.startswith("bucket ")]
+    said = [line for line in erasure.scan["out_of_scope"] if line.startswith("bucket ")]
     assert said == [f"bucket {bucket}: keeps earlier versions of objects (enabled): remove them there"]
     proven = commands.ok("prove", **settings).splitlines()[-1]
     assert proven.startswith("proven: every item of 3 shards is in 5 outputs")
