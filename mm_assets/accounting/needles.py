@@ -163,7 +163,7 @@ class Needles:
         few = {sample_id for sample_id in self.ids if len(_utf8(sample_id)) < _SHORTEST}
         partly = {
             f"{SAMPLE_ID}, short: within other text": len(self.short),
-            f"{SAMPLE_ID}, short: but where it is called so": len(few - self.short),
+            f"{SAMPLE_ID}, short: outside of id fields": len(few - self.short),
         }
         return {**self.omitted, **{told: count for told, count in partly.items() if count}}
 

@@ -155,7 +155,7 @@ def test_short_id_is_found_as_a_whole_text_and_in_names_of_members() -> None:
     assert Needles.of_bytes(needles.to_bytes()) == needles
     assert needles.not_searched_for() == {
         "sample_id, short: within other text": 1,
-        "sample_id, short: but where it is called so": 2,
+        "sample_id, short: outside of id fields": 2,
     }
     for text in (
         "000000013",
