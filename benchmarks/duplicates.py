@@ -136,7 +136,7 @@ def prepare_texts_to_clusters(count: int) -> Work:
     """
     import pyarrow as pa
 
-    from mm_assets.duplicates.items import Documents
+    from mm_assets.duplicates.finder import Documents
 
     draw = np.random.default_rng(_SEED)
     known = np.array(made_documents(1, 20_000)[0].split(), object)
@@ -172,7 +172,7 @@ def prepare_documents(count: int) -> Work:
     """Add documents by shard, and find their clusters; a fifth are copies of some of the shard before."""
     import pyarrow as pa
 
-    from mm_assets.duplicates.items import Documents
+    from mm_assets.duplicates.finder import Documents
 
     draw = np.random.default_rng(_SEED)
     base = draw.integers(0, 1 << 16, (_SHARD, SIGNATURE), np.uint16)

@@ -1,6 +1,7 @@
 """Finding of duplicates among all shards of a storage, and the publishing of the verdicts on each.
 
-What is compared are stored scores: nothing is decoded, and no image or text is read.
+What is compared are stored scores: nothing is decoded, and no image or text is read. 10 million documents
+take 1.5 GiB of memory; their signatures, 2.2 GB, lie in a file.
 
 * Documents come first, then the images of those that stay: a document that goes takes no picture with it that
   is kept nowhere else. What other filters drop counts for nothing, for the same reason, and copies of images
@@ -16,18 +17,29 @@ What is compared are stored scores: nothing is decoded, and no image or text is 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
 from mm_assets.accounting import CURATED, DERIVED_FOLDERS, statistics_folder
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.duplicates import Clusters
-from mm_assets.duplicates.items import Documents, Images, OrderedItems
+from mm_assets.duplicates import (
+    Clusters,
+    Pairs,
+    Words,
+    firsts_of_equal,
+    near_hashes,
+    near_signatures,
+    near_vectors,
+)
 from mm_assets.filters import FLAG, KEYS, Filter
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.duplicates import (
@@ -42,8 +54,9 @@ from mm_assets.filters.duplicates import (
     read_verdicts,
     verdicts_uri,
 )
-from mm_assets.filters.measure import DECODE_ERROR, decoding, digest_of_scores
+from mm_assets.filters.measure import DECODE_ERROR, LEAST_QUALITY, decoding, digest_of_scores
 from mm_assets.filters.measures import MeasureSelection, names_of
+from mm_assets.filters.minhash import SIGNATURE
 from mm_assets.filters.registry import measures_for, opened
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_table
@@ -52,11 +65,268 @@ from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import join
 from mm_assets.storage.stamps import parallel_map
 from mm_assets.view.preview_scores import IMAGES, SAMPLES, StoredScores
-from mm_assets.view.statistics import require_scores
+from mm_assets.view.statistics import left_out_lines, require_scores
 
 _AHEAD: Final = 8  # shards that are read while others are looked at
 _LARGEST: Final = 5  # clusters that are named
 _SHARD: Final = "number of its shard"  # column of verdicts until they are published
+_NO_CLUSTERS: Final = Clusters.of(np.zeros(0, np.int64), np.zeros(0, np.int64), Pairs.of([]))
+
+
+class Items:
+    """Images or documents, with columns that all shards have.
+
+    Args:
+        folder: for the columns until all shards are there: many small arrays would take twice the memory.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._ids: list[pa.Array] = []
+        self._folder = Path(tempfile.mkdtemp(dir=folder))
+        self._columns: dict[str, npt.NDArray[Any]] = {}  # an empty one of each
+
+    def add(self, ids: pa.Array | pa.ChunkedArray, **columns: npt.NDArray[Any]) -> None:
+        """Add the items of a shard."""
+        self._ids += ids.chunks if isinstance(ids, pa.ChunkedArray) else [ids]
+        for name, values in columns.items():
+            self._columns.setdefault(name, values[:0])
+            with (self._folder / name).open("ab") as file:
+                file.write(np.ascontiguousarray(values).data)
+
+    def ordered(self, best: Sequence[str], then: Sequence[str] = ()) -> OrderedItems:
+        """Return the items in the order of preference, without the columns of ``best``; these are empty then.
+
+        Args:
+            best: columns, the greatest first.
+            then: columns that decide behind shards and ids, the smallest first.
+        """
+        ids = pa.chunked_array(self._ids, pa.string())
+        columns = {
+            name: np.fromfile(self._folder / name, empty.dtype).reshape(-1, *empty.shape[1:])
+            for name, empty in self._columns.items()
+        }
+        self._ids, self._columns = [], {}
+        if not columns:
+            return OrderedItems(ids, columns)
+        table = pa.table({"id": ids, **{name: columns[name] for name in (*best, "shard", *then)}})
+        keys = [
+            *((name, "descending") for name in best),
+            *((name, "ascending") for name in ("shard", "id", *then)),
+        ]
+        order = pc.sort_indices(table, sort_keys=keys)
+        del table
+        for name in best:
+            del columns[name]
+        ids = ids.take(order)
+        pa.default_memory_pool().release_unused()
+        places = order.to_numpy()
+        for name in columns:
+            columns[name] = columns[name][places]
+        return OrderedItems(ids, columns)
+
+
+@dataclass
+class OrderedItems:
+    """Items in the order of preference."""
+
+    ids: pa.ChunkedArray
+    columns: dict[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def without(self, sample_ids: pa.Array) -> OrderedItems:
+        """Return the items of other samples."""
+        if not len(sample_ids) or not len(self):
+            return self
+        stays = pc.invert(pc.is_in(self.ids, value_set=sample_ids))
+        mask = stays.to_numpy(zero_copy_only=False).astype(bool)
+        return OrderedItems(
+            self.ids.filter(stays), {name: column[mask] for name, column in self.columns.items()}
+        )
+
+
+class Images:
+    """The images of all shards.
+
+    Args:
+        distance: most bits that hashes of near copies differ in; None: only equal files count.
+        folder: for what is compared.
+        cosine: least one of the CLIP vectors of near copies; 0: they are not compared.
+    """
+
+    def __init__(self, distance: int | None, folder: str, cosine: float = 0) -> None:
+        self._items, self._distance, self._cosine = Items(folder), distance, cosine
+        self._file = Path(tempfile.mkdtemp(dir=folder), "vectors")
+        self._vectors = self._dimensions = 0
+
+    def add(self, shard: int, scores: pa.Table, refused: Collection[tuple[str, int]] = ()) -> None:
+        """Add the images of a shard that have no error.
+
+        Args:
+            scores: image scores, with those that are compared.
+            refused: sample id and position of those that other filters drop.
+        """
+        is_sound = pc.and_(pc.is_null(scores.column("error")), pc.is_valid(scores.column("sha256")))
+        scores = scores.filter(is_sound)
+        if refused:
+            places = zip(
+                scores.column("sample_id").to_pylist(), scores.column("position").to_pylist(), strict=True
+            )
+            scores = scores.filter(pa.array([place not in refused for place in places], pa.bool_()))
+        width, height = (scores.column(name).to_numpy().astype(np.int64) for name in ("width", "height"))
+        hashes = np.zeros((len(scores), 4), np.uint64)
+        says_something = np.zeros(len(scores), bool)
+        if self._distance is not None:
+            quality = pc.fill_null(scores.column("perceptual_quality"), 0).to_numpy()
+            hex_ = pc.fill_null(scores.column("perceptual_hash"), "0" * 64)
+            hashes = _words(hex_)
+            says_something = quality >= LEAST_QUALITY
+        self._items.add(
+            scores.column("sample_id"),
+            shard=np.full(len(scores), shard, np.int32),
+            position=scores.column("position").to_numpy(),
+            pixels=width * height,
+            size=scores.column("byte_size").to_numpy(),
+            file=_words(scores.column("sha256")),
+            hash=hashes,
+            says_something=says_something,
+            vector=self._keep_vectors(scores),
+        )
+
+    def _keep_vectors(self, scores: pa.Table) -> npt.NDArray[np.int64]:
+        """Write the CLIP vectors of images to the file; return the row of each, -1 where it has none."""
+        rows = np.full(len(scores), -1, np.int64)
+        if not self._cosine:
+            return rows
+        column = scores.column("clip_embedding").combine_chunks()
+        is_there = column.is_valid().to_numpy(zero_copy_only=False).astype(bool)
+        count = int(is_there.sum())
+        if count:
+            vectors = column.drop_null().flatten().to_numpy().reshape(count, -1).astype(np.float32)
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors /= np.where(lengths > 0, lengths, 1)  # stored ones are rounded
+            rows[is_there] = np.arange(self._vectors, self._vectors + count)
+            self._vectors, self._dimensions = self._vectors + count, vectors.shape[1]
+            with self._file.open("ab") as file:
+                file.write(vectors.data)
+        return rows
+
+    def clusters(self, gone: pa.Array) -> tuple[OrderedItems, Clusters]:
+        """Return the images in the order of preference, and their clusters.
+
+        Args:
+            gone: ids of samples whose images do not count.
+        """
+        items = self._items.ordered(("pixels", "size"), ("position",)).without(gone)
+        if not len(items):
+            return items, _NO_CLUSTERS
+        files, hashes, is_compared = (items.columns[name] for name in ("file", "hash", "says_something"))
+        firsts = firsts_of_equal(np.where(is_compared[:, None], hashes, files))
+        rows = items.columns.pop("vector")
+        is_first = firsts == np.arange(len(firsts))
+        nodes = np.flatnonzero(is_first & (is_compared | (rows >= 0)))
+        found = []
+        if self._distance is not None:
+            hashed = np.flatnonzero(is_compared[nodes])
+            found.append(near_hashes(hashes[nodes[hashed]], self._distance).among(hashed))
+        if self._vectors:
+            vectors = np.memmap(self._file, "<f4", "r", shape=(self._vectors, self._dimensions))
+            shown = np.flatnonzero(rows[nodes] >= 0)
+            near = near_vectors(vectors, rows[nodes[shown]], self._cosine).among(shown)
+            found.append(replace(near, measure=-near.measure))
+        pairs = Pairs.of(found)
+        return items, Clusters.of(firsts, nodes, pairs).with_equal(files[:, 0], 0)
+
+
+class Documents:
+    """The documents of all shards.
+
+    Args:
+        similarity: least similarity of near copies; None: only equal texts and images count.
+        folder: for what is compared.
+    """
+
+    def __init__(self, similarity: float | None, folder: str) -> None:
+        self._items, self._similarity = Items(folder), similarity
+        self._file = Path(tempfile.mkdtemp(dir=folder), "signatures")
+        self._count = 0
+
+    def add(self, shard: int, scores: pa.Table, images: pa.Table, refused: Collection[str] = ()) -> None:
+        """Add the documents of a shard.
+
+        Args:
+            scores: sample scores, with those that are compared.
+            images: image scores of the same shard, in order.
+            refused: ids of those that other filters drop.
+        """
+        if refused:
+            refused_ids = pa.array(sorted(refused), pa.string())
+            scores = scores.filter(pc.invert(pc.is_in(scores.column("sample_id"), value_set=refused_ids)))
+        contents = _contents(scores, images)
+        compared = contents
+        rows = np.full(len(scores), -1, np.int64)
+        if self._similarity is not None:
+            signatures = scores.column("minhash")
+            has_signature = signatures.is_valid().to_numpy(zero_copy_only=False).astype(bool)
+            known = signatures.drop_null().to_pylist()
+            rows[has_signature] = np.arange(self._count, self._count + len(known))
+            self._count += len(known)
+            with self._file.open("ab") as file:
+                file.write(b"".join(known))
+            compared = contents.copy()
+            digests = b"".join(map(xxhash.xxh3_128_digest, known))
+            compared[has_signature] = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+        self._items.add(
+            scores.column("sample_id"),
+            shard=np.full(len(scores), shard, np.int32),
+            images=scores.column("images").to_numpy(),
+            words=scores.column("words").to_numpy(),
+            content=contents[:, 0],
+            compared=compared,
+            signature=rows,
+        )
+
+    def clusters(self) -> tuple[OrderedItems, Clusters]:
+        """Return the documents in the order of preference, and their clusters."""
+        items = self._items.ordered(("images", "words"))
+        if not len(items):
+            return items, _NO_CLUSTERS
+        firsts = firsts_of_equal(items.columns.pop("compared"))
+        rows = items.columns.pop("signature")
+        nodes = np.flatnonzero((firsts == np.arange(len(firsts))) & (rows >= 0))
+        pairs = Pairs.of([])
+        if self._similarity is not None and len(nodes):
+            signatures = np.memmap(self._file, "<u2", "r", shape=(self._count, SIGNATURE))
+            pairs = near_signatures(signatures, rows[nodes], self._similarity)
+        return items, Clusters.of(firsts, nodes, pairs).with_equal(items.columns["content"], 1)
+
+
+def _contents(scores: pa.Table, images: pa.Table) -> Words:
+    """Return a digest of texts and images of each document, as two words.
+
+    One without either, or with an image that is not known, is equal to no other.
+    """
+    files: dict[str, str | None] = {}
+    for sample_id, file in zip(
+        images.column("sample_id").to_pylist(), images.column("sha256").to_pylist(), strict=True
+    ):
+        before = files.get(sample_id, "")
+        files[sample_id] = None if file is None or before is None else before + file
+    parts = []
+    for sample_id, texts in zip(
+        scores.column("sample_id").to_pylist(), scores.column("text_digest").to_pylist(), strict=True
+    ):
+        beside = files.get(sample_id, "")
+        is_known = beside is not None and (texts or beside)
+        content = f"{texts or ''} {beside}" if is_known else f"of {sample_id}"
+        parts.append(xxhash.xxh3_128_digest(content.encode("utf-8", "surrogatepass")))
+    return np.frombuffer(b"".join(parts), np.uint64).reshape(-1, 2)
+
+
+def _words(column: pa.ChunkedArray) -> Words:
+    """Return values of 64 hexadecimal digits as four words each."""
+    return np.frombuffer(bytes.fromhex("".join(column.to_pylist())), np.uint64).reshape(-1, 4)
 
 
 @dataclass(frozen=True)
@@ -96,23 +366,20 @@ class FoundDuplicates:
 
     Attributes:
         changed: shards with other verdicts than before; of a first time, all.
-        left_out: shards without scores of their rows as they are, by the reason.
+        left_out: lines on shards without scores of their rows as they are.
     """
 
     found: Sequence[Found] = ()
     shards: int = 0
     changed: Sequence[str] = ()
-    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         """Return what was found, for people."""
         if not self.found:
             return []
-        left_out = [
-            f"without {counted(len(shards), 'shard')} {reason}" for reason, shards in self.left_out.items()
-        ]
         changed = f"{len(self.changed)} of {counted(self.shards, 'shard')} with other verdicts than before"
-        return [*(line for found in self.found for line in found.lines()), changed, *left_out]
+        return [*(line for found in self.found for line in found.lines()), changed, *self.left_out]
 
 
 def find_duplicates(
@@ -153,16 +420,14 @@ def find_duplicates(
             others = [judge.fitted(schemas, (), folder) for judge in others]
         similarity = of_documents.similarity if of_documents and of_documents.mode == NEAR else None
         distance = of_images.distance if of_images and of_images.mode == NEAR else None
-        documents, images = (
-            Documents(similarity, folder),
-            Images(distance, folder, of_images.cosine if of_images else 0),
-        )
+        documents = Documents(similarity, folder)
+        images = Images(distance, folder, of_images.cosine if of_images else 0)
         for number, (image_scores, sample_scores) in enumerate(_read(stored, measures)):
-            refused = _Refused.by(others, stored, stored.shards[number], measures)
+            refused_images, refused_samples = _refused(others, stored, stored.shards[number], measures)
             if of_documents:
-                documents.add(number, sample_scores, image_scores, refused.samples)
+                documents.add(number, sample_scores, image_scores, refused_samples)
             if of_images:
-                images.add(number, image_scores, refused.images)
+                images.add(number, image_scores, refused_images)
             progress(number + 1, len(shards))
         if of_documents:
             verdicts.append(_noted("document", found, shards, *documents.clusters()))
@@ -171,7 +436,7 @@ def find_duplicates(
             verdicts.append(_noted("image", found, shards, *images.clusters(gone)))
     versions = {records[stem].key: records[stem].version for stem in stems}
     changed = _publish(statistics_folder(root), found_with(filters), pa.concat_tables(verdicts), versions)
-    return FoundDuplicates(found, len(shards), changed, stored.left_out)
+    return FoundDuplicates(found, len(shards), changed, left_out_lines(stored))
 
 
 def has_verdicts(root: str, filters: Iterable[Filter[Any]], shards: Iterable[str]) -> bool:
@@ -229,36 +494,19 @@ def _read(stored: StoredScores, measures: MeasureSelection) -> Iterator[tuple[pa
             yield from pool.map(read, stored.shards[start : start + _AHEAD])
 
 
-@dataclass(frozen=True)
-class _Refused:
-    """What other filters drop of a shard.
-
-    Attributes:
-        images: sample id and position of each image.
-        samples: ids of samples.
-    """
-
-    images: frozenset[tuple[str, int]] = frozenset()
-    samples: frozenset[str] = frozenset()
-
-    @classmethod
-    def by(
-        cls,
-        filters: Sequence[Filter[Any]],
-        stored: StoredScores,
-        file_name: str,
-        measures: MeasureSelection,
-    ) -> _Refused:
-        if not filters:
-            return cls()
-        of_images = [*names_of(measures.images), *([DECODE_ERROR] if decoding(measures.images) else [])]
-        columns = sorted({name for judge in filters for name in judge.columns()})
-        shard = stored.read(file_name, of_images, names_of(measures.samples), columns=columns)
-        chain = FilterChain.of(filters)
-        rows = shard.row_keys.at(np.flatnonzero(shard.verdicts(chain).dropped(chain)).tolist())
-        images = {(row["sample_id"], row["position"]) for row in rows if row["modality"] == "image"}
-        samples = {row["sample_id"] for row in rows if row["modality"] == "metadata"}
-        return cls(frozenset(images), frozenset(samples))
+def _refused(
+    filters: Sequence[Filter[Any]], stored: StoredScores, file_name: str, measures: MeasureSelection
+) -> tuple[set[tuple[str, int]], set[str]]:
+    """Return what other filters drop of a shard: sample id and position of images, and ids of samples."""
+    if not filters:
+        return set(), set()
+    of_images = [*names_of(measures.images), *([DECODE_ERROR] if decoding(measures.images) else [])]
+    columns = sorted({name for judge in filters for name in judge.columns()})
+    shard = stored.read(file_name, of_images, names_of(measures.samples), columns=columns)
+    chain = FilterChain.of(filters)
+    rows = shard.row_keys.at(np.flatnonzero(shard.verdicts(chain).dropped(chain)).tolist())
+    images = {(row["sample_id"], row["position"]) for row in rows if row["modality"] == "image"}
+    return images, {row["sample_id"] for row in rows if row["modality"] == "metadata"}
 
 
 def _noted(

@@ -6,7 +6,7 @@ Scores come from the stored ones, columns from curated Parquet: nothing is decod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -34,25 +34,18 @@ class ComputedStatistics:
     Attributes:
         values: number of values of each, by name.
         shards: number of the shards that they are of.
-        left_out: shards without scores of their rows as they are, by the reason.
+        left_out: lines on shards without scores of their rows as they are.
     """
 
     values: Mapping[str, int]
     shards: int
-    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         """Return what was computed, for people."""
-        left_out = [
-            f"without {counted(len(shards), 'shard')} {reason}" for reason, shards in self.left_out.items()
-        ]
-        return [
-            *(
-                f"{name}: {counted(values, 'value')} of {counted(self.shards, 'shard')}"
-                for name, values in self.values.items()
-            ),
-            *left_out,
-        ]
+        shards = counted(self.shards, "shard")
+        lines = [f"{name}: {counted(values, 'value')} of {shards}" for name, values in self.values.items()]
+        return [*lines, *self.left_out]
 
 
 def missing_statistics(root: str, filters: Iterable[Filter[Any]]) -> list[str]:
@@ -97,7 +90,12 @@ def compute_statistics(
             progress(done, len(stored.shards))
         table = collector.table()
     StatisticsFile.publish(statistics_folder(root), table)
-    return ComputedStatistics(collector.counted, len(stored.shards), stored.left_out)
+    return ComputedStatistics(collector.counted, len(stored.shards), left_out_lines(stored))
+
+
+def left_out_lines(stored: StoredScores) -> list[str]:
+    """Return a line for each reason that shards are without scores of their rows as they are."""
+    return [f"without {counted(len(shards), 'shard')} {reason}" for reason, shards in stored.left_out.items()]
 
 
 def require_scores(stored: StoredScores, measures: MeasureSelection) -> None:
