@@ -1,8 +1,9 @@
-"""Commands on any dataset: ``convert SRC DST --to FORMAT``, ``inspect PATH``.
+"""Commands on any dataset: ``convert SRC DST --to FORMAT``, ``inspect PATH``, ``verify A B``.
 
 * `run_convert` converts each partition in a worker, by `mm_assets.dataset`; `print_plan` and `print_report`
   tell what would be, and what was, written.
 * `run_inspect` tells what a dataset holds, without its image bytes, and what `convert` would refuse.
+* `run_verify` checks that datasets hold the same items.
 * `summary`: the losses by kind.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.cli.arguments import (
@@ -415,3 +418,58 @@ class _Advice:
             *untaken_lines(self._untaken, len(self._untaken)),
             *left_out_lines(len(self._left_out), self._left_out),
         ]
+
+
+def verify_arguments(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "verify", help="prove that datasets hold the same items, or name what differs"
+    )
+    for name in ("a", "b"):
+        kinds = f"file, folder, glob or URL of {TITLES} data"
+        parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
+    # Without a default argparse counts C as required, and says so where B is missing.
+    parser.add_argument("more", metavar="C", nargs="*", default=[], type=location, help="further datasets")
+    add_layout_flags(parser)
+    parser.set_defaults(run=run_verify)
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Print what each dataset holds, and ``equal``.
+
+    Otherwise name on stderr the differences between the first dataset and each other one.
+    """
+    from mm_assets.accounting.canonical import canonical_sources
+    from mm_assets.accounting.comparison import Dataset, compare
+    from mm_assets.formats.raw_shards import location_of
+    from mm_assets.storage.errors import located
+
+    datasets: dict[str, Dataset] = {}
+    for number, source in enumerate([options.a, options.b, *options.more]):
+        name = chr(ord("A") + number)
+        with located(source):
+            dataset = datasets[name] = Dataset(
+                canonical_sources(location_of(source), partial(layout_of, options, is_compared=True))
+            )
+            stats = dataset.stats
+        kind = dataset.sources[0].kind if dataset.sources else "empty"
+        print(
+            f"{name}: {source}: {kind}, {stats.samples} samples, {stats.rows} rows, {stats.images} images, "
+            f"digest {stats.digest}",
+            flush=True,
+        )
+    first, *others = datasets
+    is_equal = True
+    for name in others:
+        found = compare(datasets[first], datasets[name], names=(first, name))
+        for difference in found.differences:
+            print(f"mm-assets: difference: {difference}", file=sys.stderr)
+        if found.is_cut:
+            print(
+                f"mm-assets: difference: {found.items} items in all differ between {first} and {name}",
+                file=sys.stderr,
+            )
+        is_equal &= found.is_equal
+    if is_equal:
+        print("equal")
+    return 0 if is_equal else 1

@@ -1,5 +1,6 @@
-"""Commands that look at data: ``explain``, ``preview``, ``report``, ``show``, ``status``.
+"""Commands that look at data: ``diff``, ``explain``, ``preview``, ``report``, ``show``, ``status``.
 
+diff A [B]          samples that differ between two states of the outputs, and why
 explain SAMPLE_ID   what happened to each item of a sample
 preview             what filters would drop, from stored scores, before they do
 report              one page about the data set: what went where, and what there is
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -444,3 +446,90 @@ def run_status(options: argparse.Namespace) -> int:
     for name, text in {**status.sentences(), **outlook.sentences()}.items():
         print(f"{name}: {printable(text)}")
     return 0
+
+
+def diff_arguments(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "diff", help="list the samples added, dropped and changed between two tags, and why"
+    )
+    parser.add_argument("a", metavar="A", help="a tag, or now for the current state")
+    parser.add_argument("b", metavar="B", nargs="?", default="now", help="the same (default: now)")
+    add_storage_flag(parser)
+    parser.set_defaults(run=run_diff)
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    """Print a line per shard and sample, tab-separated, then a summary of each output.
+
+    Raises:
+        FileNotFoundError: there is no such tag.
+    """
+    from mm_assets.pool.workers import WorkerPool
+    from mm_assets.storage.errors import located, readable_store_errors
+    from mm_assets.versions.diff import Diff
+
+    root = storage_root(options)
+    summary = _Summary()
+    with (
+        located(root),
+        readable_store_errors(),
+        WorkerPool(Settings.load().workers, may_fork=True) as pool,
+        Diff(root, options.a, options.b, pool) as diff,
+    ):
+        for partition, before, after, differences in diff.partitions():
+            summary.add_partition(before, after)
+            for found in differences:
+                summary.add(found)
+                cells = (found.change, partition, found.sample_id, ",".join(found.assets), found.why)
+                print("\t".join(map(printable, cells)))
+    summary.print()
+    return 0
+
+
+class _Summary:
+    """Counts of shards and samples by output, and of samples by reason."""
+
+    def __init__(self) -> None:
+        self._shards: Counter[tuple[str, str]] = Counter()
+        self._samples: Counter[tuple[str, str]] = Counter()
+        self._reasons: Counter[tuple[str, str, str]] = Counter()
+
+    def add_partition(self, before: Any, after: Any) -> None:
+        """Count a shard that differs in some output."""
+        from mm_assets.versions.diff import ADDED, CHANGED, DROPPED
+
+        for asset in before.keys() | after.keys():
+            if asset not in before:
+                self._shards[asset, ADDED] += 1
+            elif asset not in after:
+                self._shards[asset, DROPPED] += 1
+            elif before[asset].version != after[asset].version:
+                self._shards[asset, CHANGED] += 1
+
+    def add(self, found: Any) -> None:
+        """Count a sample that differs."""
+        for asset in found.assets:
+            self._samples[asset, found.change] += 1
+            for reason in found.reasons:
+                self._reasons[asset, found.change, reason] += 1
+
+    def print(self) -> None:
+        """Print the counts; one line where nothing differs."""
+        from mm_assets.accounting import BY_ASSET
+        from mm_assets.versions.diff import ADDED, CHANGED, DROPPED
+
+        if not self._shards:
+            print("no difference")
+        for asset in BY_ASSET:
+            changes = (ADDED, DROPPED, CHANGED)
+            if not any(self._shards[asset, change] for change in changes):
+                continue
+            shards, samples = (
+                ", ".join(f"{counts[asset, change]} {change}" for change in changes)
+                for counts in (self._shards, self._samples)
+            )
+            print(f"{asset}: samples {samples}; shards {shards}")
+            for (of, change, reason), count in sorted(self._reasons.items()):
+                if of == asset:
+                    print(f"  {count} {change}: {printable(reason)}")

@@ -1,10 +1,8 @@
-"""Commands on states of outputs: ``diff``, ``publish``, ``tag``, ``retire``, ``verify``.
+"""Commands on states of outputs: ``publish``, ``tag``, ``retire``.
 
-diff A [B]              samples that differ between two states of the outputs, and why
 publish DST             copy outputs to a bucket, folder or Hub data set, and prove them equal
 tag NAME                mark the state of all outputs
 retire [PARTITION ...]  remove the outputs of raw shards that are gone
-verify A B [C …]        check that datasets hold the same items
 """
 
 from __future__ import annotations
@@ -12,106 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from mm_assets.cli import arguments
 from mm_assets.cli.arguments import absolute_root, add_storage_flag, location, storage_root
-from mm_assets.formats.names import TITLES
 from mm_assets.model.errors import counted, warning_line, write_line
 from mm_assets.settings import Settings
 from mm_assets.terminal import ProgressLine, printable
-
-
-def diff_arguments(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "diff", help="list the samples added, dropped and changed between two tags, and why"
-    )
-    parser.add_argument("a", metavar="A", help="a tag, or now for the current state")
-    parser.add_argument("b", metavar="B", nargs="?", default="now", help="the same (default: now)")
-    add_storage_flag(parser)
-    parser.set_defaults(run=run_diff)
-
-
-def run_diff(options: argparse.Namespace) -> int:
-    """Print a line per shard and sample, tab-separated, then a summary of each output.
-
-    Raises:
-        FileNotFoundError: there is no such tag.
-    """
-    from mm_assets.pool.workers import WorkerPool
-    from mm_assets.storage.errors import located, readable_store_errors
-    from mm_assets.versions.diff import Diff
-
-    root = storage_root(options)
-    summary = _Summary()
-    with (
-        located(root),
-        readable_store_errors(),
-        WorkerPool(Settings.load().workers, may_fork=True) as pool,
-        Diff(root, options.a, options.b, pool) as diff,
-    ):
-        for partition, before, after, differences in diff.partitions():
-            summary.add_partition(before, after)
-            for found in differences:
-                summary.add(found)
-                cells = (found.change, partition, found.sample_id, ",".join(found.assets), found.why)
-                print("\t".join(map(printable, cells)))
-    summary.print()
-    return 0
-
-
-class _Summary:
-    """Counts of shards and samples by output, and of samples by reason."""
-
-    def __init__(self) -> None:
-        self._shards: Counter[tuple[str, str]] = Counter()
-        self._samples: Counter[tuple[str, str]] = Counter()
-        self._reasons: Counter[tuple[str, str, str]] = Counter()
-
-    def add_partition(self, before: Any, after: Any) -> None:
-        """Count a shard that differs in some output."""
-        from mm_assets.versions.diff import ADDED, CHANGED, DROPPED
-
-        for asset in before.keys() | after.keys():
-            if asset not in before:
-                self._shards[asset, ADDED] += 1
-            elif asset not in after:
-                self._shards[asset, DROPPED] += 1
-            elif before[asset].version != after[asset].version:
-                self._shards[asset, CHANGED] += 1
-
-    def add(self, found: Any) -> None:
-        """Count a sample that differs."""
-        for asset in found.assets:
-            self._samples[asset, found.change] += 1
-            for reason in found.reasons:
-                self._reasons[asset, found.change, reason] += 1
-
-    def print(self) -> None:
-        """Print the counts; one line where nothing differs."""
-        from mm_assets.accounting import BY_ASSET
-        from mm_assets.versions.diff import ADDED, CHANGED, DROPPED
-
-        if not self._shards:
-            print("no difference")
-        for asset in BY_ASSET:
-            changes = (ADDED, DROPPED, CHANGED)
-            if not any(self._shards[asset, change] for change in changes):
-                continue
-            shards, samples = (
-                ", ".join(f"{counts[asset, change]} {change}" for change in changes)
-                for counts in (self._shards, self._samples)
-            )
-            print(f"{asset}: samples {samples}; shards {shards}")
-            for (of, change, reason), count in sorted(self._reasons.items()):
-                if of == asset:
-                    print(f"  {count} {change}: {printable(reason)}")
 
 
 def publish_arguments(commands: Any) -> None:
@@ -386,60 +294,3 @@ def _forget(instance: Any, partitions: Sequence[str]) -> None:
     from mm_assets.graph.dagster_internals import delete_partitions
 
     print(f"  removed from Dagster: {counted(len(delete_partitions(instance, partitions)), 'partition')}")
-
-
-def verify_arguments(commands: Any) -> None:
-    """Declare the command."""
-    parser = commands.add_parser(
-        "verify", help="prove that datasets hold the same items, or name what differs"
-    )
-    for name in ("a", "b"):
-        kinds = f"file, folder, glob or URL of {TITLES} data"
-        parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
-    # Without a default argparse counts C as required, and says so where B is missing.
-    parser.add_argument("more", metavar="C", nargs="*", default=[], type=location, help="further datasets")
-    arguments.add_layout_flags(parser)
-    parser.set_defaults(run=run_verify)
-
-
-def run_verify(options: argparse.Namespace) -> int:
-    """Print what each dataset holds, and ``equal``.
-
-    Otherwise name on stderr the differences between the first dataset and each other one.
-    """
-    from mm_assets.accounting.canonical import canonical_sources
-    from mm_assets.accounting.comparison import Dataset, compare
-    from mm_assets.formats.raw_shards import location_of
-    from mm_assets.storage.errors import located
-
-    datasets: dict[str, Dataset] = {}
-    for number, source in enumerate([options.a, options.b, *options.more]):
-        name = chr(ord("A") + number)
-        with located(source):
-            dataset = datasets[name] = Dataset(
-                canonical_sources(
-                    location_of(source), partial(arguments.layout_of, options, is_compared=True)
-                )
-            )
-            stats = dataset.stats
-        kind = dataset.sources[0].kind if dataset.sources else "empty"
-        print(
-            f"{name}: {source}: {kind}, {stats.samples} samples, {stats.rows} rows, {stats.images} images, "
-            f"digest {stats.digest}",
-            flush=True,
-        )
-    first, *others = datasets
-    is_equal = True
-    for name in others:
-        found = compare(datasets[first], datasets[name], names=(first, name))
-        for difference in found.differences:
-            print(f"mm-assets: difference: {difference}", file=sys.stderr)
-        if found.is_cut:
-            print(
-                f"mm-assets: difference: {found.items} items in all differ between {first} and {name}",
-                file=sys.stderr,
-            )
-        is_equal &= found.is_equal
-    if is_equal:
-        print("equal")
-    return 0 if is_equal else 1

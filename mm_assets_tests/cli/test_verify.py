@@ -314,7 +314,7 @@ def test_a_fault_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_p
     def fails(*_: Any) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr("mm_assets.cli.states.run_verify", fails)
+    monkeypatch.setattr("mm_assets.cli.convert.run_verify", fails)
     with pytest.raises(RuntimeError, match="ours"):
         verify(tmp_path, tmp_path)
 
