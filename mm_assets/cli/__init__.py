@@ -37,7 +37,7 @@ COMMANDS = {
     "tag": "states",
     "diff": "look",
     "retire": "states",
-    "erase": "erase",
+    "erase": "states",
     "alerts": "graph",
 }
 
