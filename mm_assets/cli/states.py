@@ -347,7 +347,7 @@ def _entry(kind: str) -> Callable[[str], Any]:
     """Return the type of a flag that names what to erase."""
 
     def parse(text: str) -> Any:
-        from mm_assets.versions.erasure_request import entry_of
+        from mm_assets.versions.erasure_plan import entry_of
 
         try:
             return entry_of(kind, as_utf8(text))
@@ -371,7 +371,7 @@ def run_erase(options: argparse.Namespace) -> int:
     from mm_assets.cli.graph import with_dagster
     from mm_assets.storage.errors import located, readable_store_errors
     from mm_assets.storage.stamps import sole_writer
-    from mm_assets.versions.erasure_request import entries_in, entries_of_image
+    from mm_assets.versions.erasure_plan import entries_in, entries_of_image
 
     root = absolute_root(Settings.load().storage)
     arguments.refuse_other_folder(root, "MM_STORAGE")

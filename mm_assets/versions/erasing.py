@@ -58,14 +58,14 @@ from mm_assets.storage.files import (
 from mm_assets.storage.stamps import files_in
 from mm_assets.versions import FOLDER
 from mm_assets.versions.erasure_plan import (
+    NotErasedError,
     Places,
     Plan,
     absence_of,
-    published_to,
     raw_files,
     shards_named,
 )
-from mm_assets.versions.erasure_request import NotErasedError
+from mm_assets.versions.publishing import published_to
 from mm_assets.versions.tagging import Manifest, drop_tag, header_uri, tag_names
 
 REPORT_PAGE: Final = "report/index.html"

@@ -1,11 +1,14 @@
 """Plans of erasures: what a request names, where it is, and why it cannot go, before anything is written.
 
-`plan` finds it in a storage, `with_raw` in raw tars, too. `refuse_absent` and `refuse_listed` raise where it
-could not be erased.
+`entry_of`, `entries_in` and `entries_of_image` read what a request names. `plan` finds it in a storage,
+`with_raw` in raw tars, too. `refuse_absent` and `refuse_listed` raise where it could not be erased.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import posixpath
 import shlex
 from collections import Counter
@@ -13,11 +16,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from mm_assets.accounting import (
     BY_ASSET,
@@ -30,7 +33,7 @@ from mm_assets.accounting import (
     statistics_folder,
 )
 from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger
-from mm_assets.accounting.erasures import URL, Denial, DenyList, Entry, Erasure, ErasureStore
+from mm_assets.accounting.erasures import PDQ, SHA256, URL, Denial, DenyList, Entry, Erasure, ErasureStore
 from mm_assets.accounting.needles import IMAGE, Needles
 from mm_assets.accounting.scan import scan
 from mm_assets.accounting.traces import (
@@ -45,30 +48,145 @@ from mm_assets.accounting.traces import (
 from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import ASSET as DUPLICATES
 from mm_assets.filters.id_list import HASH_DIGITS, SAMPLE_ID, IdFilter, IdList
+from mm_assets.filters.known_hashes import DEFAULT_RADIUS
+from mm_assets.filters.measure import LEAST_QUALITY, ImageContent
+from mm_assets.filters.readable import MAX_PIXELS
 from mm_assets.formats.batching import SampleIds
+from mm_assets.formats.images import probe
 from mm_assets.formats.names import PLAN_FILE, TAR_SUFFIXES, partition_filename
-from mm_assets.formats.parquet import read_small_table
+from mm_assets.formats.parquet import UNREADABLE, read_small_table
 from mm_assets.formats.partitions import id_prefix
 from mm_assets.formats.raw_shards import RawShard
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset import MAX_MEMBER_BYTES, VIRTUAL_SCHEMES, RawLayout
 from mm_assets.formats.webdataset.reader import WebdatasetSource
-from mm_assets.model.errors import ERASED, counted
+from mm_assets.model.errors import (
+    ERASED,
+    ImageError,
+    MissingExtra,
+    MmAssetsError,
+    counted,
+    require,
+    warn_user,
+)
+from mm_assets.model.json_codec import json_value
 from mm_assets.pool import MapsJobs, WorkerFailure
-from mm_assets.storage.files import exists, filesystem, join, read_bytes, size_of
+from mm_assets.storage.errors import located
+from mm_assets.storage.files import exists, join, open_binary, size_of
 from mm_assets.storage.listing import expand_paths
-from mm_assets.storage.small_files import unseal
 from mm_assets.storage.stamps import files_in
 from mm_assets.training_set.proof import training_state
-from mm_assets.versions import FOLDER, OutputState, SampleStore
-from mm_assets.versions.erasure_request import NotErasedError
-from mm_assets.versions.publishing import FOLDER as PUBLISHED
-from mm_assets.versions.tagging import Manifest, tag_names
+from mm_assets.versions.publishing import published_to
+from mm_assets.versions.tagging import tags_holding
 
 _COMPARED: Final = 100_000  # ids
 _AT_ONCE: Final = 32 << 20  # bytes of rows
 # Files on a shard that name samples of other shards: verdicts on duplicates, and what was dropped by them.
 _NAMING_OTHERS: Final = (f"{LEDGER_FOLDER}/statistics", f"{LEDGER_FOLDER}/{ACCOUNTS_FOLDER}/{FILTERED.asset}")
+
+
+class NotErasedError(MmAssetsError, ValueError):
+    """An erasure that cannot be carried out as it was asked for; the message says what to do."""
+
+
+def entries_in(uri: str) -> list[Entry]:
+    """Return the entries that a file lists by ``kind``, ``value`` and maybe ``radius``.
+
+    It has these columns as Parquet, JSON lines or CSV.
+
+    Raises:
+        ValueError: naming file, row and what is wrong.
+        OSError: it cannot be read.
+    """
+    with located(uri), open_binary(uri) as file:
+        data = file.read()
+    entries = []
+    for number, row in enumerate(_rows(uri, data), start=1):
+        try:
+            entries.append(_entry_in(row))
+        except ValueError as error:
+            raise NotErasedError(f"{uri}: row {number}: {error}") from error
+    return entries
+
+
+def _entry_in(row: Mapping[Any, Any]) -> Entry:
+    if None in row:  # cells of CSV
+        raise ValueError("has more cells than there are columns")
+    for name in ("kind", "value"):
+        if name not in row:
+            raise ValueError(f"no {name!r}")
+        if not isinstance(row[name], str):
+            raise ValueError(f"{name} is {row[name]!r:.100}, not a text")
+    radius = row.get("radius")
+    if radius in (None, ""):
+        radius = DEFAULT_RADIUS
+    elif not str(radius).isdecimal():
+        raise ValueError(f"radius is {radius!r:.100}, not a number of bits")
+    return Entry.of(row["kind"], row["value"], int(radius))
+
+
+def _rows(uri: str, data: bytes) -> Iterator[Mapping[Any, Any]]:
+    suffix = posixpath.splitext(uri.partition("?")[0])[1].lower()
+    if suffix == ".parquet":
+        try:
+            yield from pq.read_table(pa.BufferReader(data)).to_pylist()
+        except UNREADABLE as error:
+            raise NotErasedError(f"{uri}: not a readable Parquet file: {error}") from error
+        return
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise NotErasedError(f"{uri}: not UTF-8: {error}") from error
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                if not isinstance(row := json_value(line), dict):
+                    raise NotErasedError(f"{uri}: line {number}: no JSON object")
+                yield row
+        return
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise NotErasedError(f"{uri}: line {reader.reader.line_num}: no CSV: {error}") from error
+
+
+def entry_of(kind: str, given: str) -> Entry:
+    """Return the entry that a flag states; of PDQ a radius may follow behind a colon.
+
+    Raises:
+        ValueError: it states none.
+    """
+    value, colon, radius = given.partition(":") if kind == PDQ else (given, "", "")
+    if colon and not radius.isdecimal():
+        raise ValueError(f"{kind}: {given!r:.100}: the radius is a number of bits")
+    return Entry.of(kind, value, int(radius) if colon else DEFAULT_RADIUS)
+
+
+def entries_of_image(uri: str) -> list[Entry]:
+    """Return the entries of an image in a file: of its bytes, and, with the extra ``scores``, of its looks.
+
+    Raises:
+        ValueError: it is no image.
+        OSError: it cannot be read.
+    """
+    with located(uri), open_binary(uri) as file:
+        data = file.read()
+    try:
+        info = probe(data)
+    except ImageError as error:
+        raise NotErasedError(f"{uri}: {error}") from error
+    of_bytes = Entry.of(SHA256, hashlib.sha256(data).hexdigest())
+    try:
+        require("pdqhash", "cv2")
+        hash_, quality = ImageContent(memoryview(data), info, MAX_PIXELS).perceptual
+        why_not = "" if quality >= LEAST_QUALITY else "it has hardly any detail"
+    except (ImageError, MissingExtra) as error:
+        hash_, why_not = "", str(error)
+    if not why_not:
+        return [of_bytes, Entry.of(PDQ, hash_)]
+    warn_user(f"{uri}: its very bytes are looked for, not what looks like it: {why_not}")
+    return [of_bytes]
 
 
 @dataclass(frozen=True)
@@ -172,7 +290,7 @@ def plan(
     for name in shards_named(paths, by_name):
         partitions.setdefault(name, 0)
     whole = sorted({sample.sample_id for sample in found.samples if sample.is_whole} & needles.ids)
-    tags, table_tags = _tags(root, found, partitions, deny, states)
+    tags, table_tags = tags_holding(root, found, partitions, deny, states)
     named = {asset: set(ledger.named(asset)) for asset in (*BY_ASSET, *DERIVED_FOLDERS)}
     return Plan(
         found,
@@ -317,66 +435,6 @@ def _by_folder(paths: Sequence[str], home: str) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _tags(
-    root: str,
-    found: Found,
-    partitions: Collection[str],
-    deny: DenyList,
-    present: Collection[tuple[str, str, str]],
-) -> tuple[list[str], list[str]]:
-    """Return our tags that hold it, and further tags of the table.
-
-    Looked at are what a tag has of the shards that hold it now, and states that are not the present ones.
-    """
-    of_table, ours, store = _table_tags(root, found), tag_names(root), SampleStore(join(root, FOLDER))
-    if not ours:
-        return [], sorted(of_table)
-    ids = {sample.sample_id for sample in found.samples if sample.is_whole}
-
-    @cache
-    def tells(kind: str, digest: str) -> bool:
-        if kind == "samples":
-            known: Iterable[str | None] = store.samples(digest) or ()
-        else:
-            losses = store.losses(digest)
-            known = () if losses is None else losses.column(SAMPLE_ID).unique().to_pylist()
-        return any(each in ids or (each is not None and deny.hides_sample(each)) for each in known)
-
-    def holds(state: OutputState) -> bool:
-        key = state.partition, state.version, state.losses
-        if state.partition not in partitions and key in present:
-            return False
-        has_rows = state.has_rows and tells("samples", state.version)
-        return has_rows or (bool(state.losses) and tells("losses", state.losses))
-
-    holding = [name for name in ours if name in of_table or any(map(holds, Manifest(root, name).states()))]
-    return holding, sorted(of_table.difference(ours))
-
-
-def _table_tags(root: str, found: Found) -> set[str]:
-    """Return the tags of the table whose version has rows of the samples."""
-    uri = LANCE.place(root, "")
-    if not found.samples or not exists(join(uri, "_versions")):
-        return set()
-    import lance
-
-    from mm_assets.formats.lance.reader_writer import lance_options
-    from mm_assets.formats.lance.snapshot import ids_predicate
-    from mm_assets.formats.lance.table import PinnedTable
-
-    options = lance_options(uri, None)
-    where = ids_predicate({sample.sample_id for sample in found.samples})
-    denied = {(s.sample_id, *item) for s in found.samples if not s.is_whole for item in s.items}
-    whole = {sample.sample_id for sample in found.samples if sample.is_whole}
-    holding = set()
-    for name, version in PinnedTable(uri, options).tags().items():
-        dataset = lance.dataset(uri, version=version, storage_options=options or None)
-        rows = dataset.to_table(columns=["sample_id", "position", "modality"], filter=where).to_pylist()
-        if any(row["sample_id"] in whole or tuple(row.values()) in denied for row in rows):
-            holding.add(name)
-    return holding
-
-
 def _is_in_set(root: str, found: Found) -> bool:
     uri = join(root, TRAINING_FOLDER, PLAN_FILE)
     if not exists(uri):
@@ -384,19 +442,6 @@ def _is_in_set(root: str, found: Found) -> bool:
     ids = pa.array([sample.sample_id for sample in found.samples], pa.string())
     column = read_small_table(uri, ["sample_id"]).column(0)
     return bool(pc.any(pc.is_in(column, value_set=ids)).as_py())
-
-
-def published_to(root: str) -> list[str]:
-    """Return the targets that outputs were published to."""
-    folder = join(root, PUBLISHED)
-    if not exists(folder):
-        return []
-    fs, path = filesystem(folder)
-    targets = []
-    for name in sorted(str(name) for name in fs.ls(path, detail=False)):
-        with suppress(ValueError, LookupError):
-            targets.append(str(unseal(read_bytes(join(folder, posixpath.basename(name))) or b"")["target"]))
-    return targets
 
 
 def with_raw(plan: Plan, entries: Sequence[Entry], shards: Mapping[str, RawShard], layout: RawLayout) -> Plan:

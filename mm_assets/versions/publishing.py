@@ -14,6 +14,7 @@ import hashlib
 import posixpath
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import IO, Any, Final
@@ -40,6 +41,8 @@ from mm_assets.accounting.proof import Evidence, ProofStore
 from mm_assets.model.errors import first_and_more, nearest
 from mm_assets.storage import without_secrets
 from mm_assets.storage.files import (
+    exists,
+    filesystem,
     is_within,
     join,
     open_binary,
@@ -459,3 +462,16 @@ def _digests_of(blocks: Iterable[bytes], names: Sequence[str], size: int) -> dic
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def published_to(root: str) -> list[str]:
+    """Return the targets that outputs were published to."""
+    folder = join(root, FOLDER)
+    if not exists(folder):
+        return []
+    fs, path = filesystem(folder)
+    targets = []
+    for name in sorted(str(name) for name in fs.ls(path, detail=False)):
+        with suppress(ValueError, LookupError):
+            targets.append(str(unseal(read_bytes(join(folder, posixpath.basename(name))) or b"")["target"]))
+    return targets

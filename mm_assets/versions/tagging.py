@@ -15,10 +15,11 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,9 @@ import xxhash
 
 from mm_assets import __version__
 from mm_assets.accounting import BY_ASSET, LANCE, OUTPUTS, ShardRecord
+from mm_assets.accounting.erasures import DenyList
 from mm_assets.accounting.formats import accounted_format
+from mm_assets.accounting.traces import Found
 from mm_assets.formats.arrow_cache import digest_of
 from mm_assets.formats.parquet import UNREADABLE
 from mm_assets.model.errors import DataError
@@ -54,6 +57,7 @@ from mm_assets.versions import (
     FileState,
     Group,
     OutputState,
+    SampleStore,
     by_partition,
     capture,
     file_states,
@@ -239,6 +243,66 @@ def identity(state: OutputState) -> bytes:
 
 
 _STATES_AT_ONCE = 4096
+
+
+def tags_holding(
+    root: str,
+    found: Found,
+    partitions: Collection[str],
+    deny: DenyList,
+    present: Collection[tuple[str, str, str]],
+) -> tuple[list[str], list[str]]:
+    """Return our tags that hold it, and further tags of the table.
+
+    Looked at are what a tag has of the shards that hold it now, and states that are not the present ones.
+    """
+    of_table, ours, store = _table_tags(root, found), tag_names(root), SampleStore(join(root, FOLDER))
+    if not ours:
+        return [], sorted(of_table)
+    ids = {sample.sample_id for sample in found.samples if sample.is_whole}
+
+    @cache
+    def tells(kind: str, digest: str) -> bool:
+        if kind == "samples":
+            known: Iterable[str | None] = store.samples(digest) or ()
+        else:
+            losses = store.losses(digest)
+            known = () if losses is None else losses.column("sample_id").unique().to_pylist()
+        return any(each in ids or (each is not None and deny.hides_sample(each)) for each in known)
+
+    def holds(state: OutputState) -> bool:
+        key = state.partition, state.version, state.losses
+        if state.partition not in partitions and key in present:
+            return False
+        has_rows = state.has_rows and tells("samples", state.version)
+        return has_rows or (bool(state.losses) and tells("losses", state.losses))
+
+    holding = [name for name in ours if name in of_table or any(map(holds, Manifest(root, name).states()))]
+    return holding, sorted(of_table.difference(ours))
+
+
+def _table_tags(root: str, found: Found) -> set[str]:
+    """Return the tags of the table whose version has rows of the samples."""
+    uri = LANCE.place(root, "")
+    if not found.samples or not exists(join(uri, "_versions")):
+        return set()
+    import lance
+
+    from mm_assets.formats.lance.reader_writer import lance_options
+    from mm_assets.formats.lance.snapshot import ids_predicate
+    from mm_assets.formats.lance.table import PinnedTable
+
+    options = lance_options(uri, None)
+    where = ids_predicate({sample.sample_id for sample in found.samples})
+    denied = {(s.sample_id, *item) for s in found.samples if not s.is_whole for item in s.items}
+    whole = {sample.sample_id for sample in found.samples if sample.is_whole}
+    holding = set()
+    for name, version in PinnedTable(uri, options).tags().items():
+        dataset = lance.dataset(uri, version=version, storage_options=options or None)
+        rows = dataset.to_table(columns=["sample_id", "position", "modality"], filter=where).to_pylist()
+        if any(row["sample_id"] in whole or tuple(row.values()) in denied for row in rows):
+            holding.add(name)
+    return holding
 
 
 class Tagger:

@@ -27,7 +27,7 @@ from mm_assets.accounting.erasures import DenyList, ErasureStore
 from mm_assets.definitions import build_definitions
 from mm_assets.filters.known_hashes import DEFAULT_RADIUS
 from mm_assets.storage.stamps import sole_writer
-from mm_assets.versions.erasure_request import NotErasedError, entries_in
+from mm_assets.versions.erasure_plan import NotErasedError, entries_in
 from mm_assets_tests.cli import commands
 from mm_assets_tests.filters.test_contamination import jpeg
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
