@@ -5,22 +5,37 @@ runs cannot corrupt it. As long as no shard with a column is published, its type
 shards require together. After that the type only widens: null to any type, a number or text to a wider one,
 integers to float64 if all are exact. A shard that would require more is refused, or the column becomes JSON
 text if the user says so.
+
+`PublishedOutputs` reads schema and sample ids of whole outputs, where their accounts do not tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from mm_assets.accounting import ShardRecord
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.survey import RequiredType, ShardColumns, is_same_type, passthrough, type_name
+from mm_assets.formats.parquet import UNREADABLE, original_schema, parquet_file
 from mm_assets.model.errors import counted
-from mm_assets.model.json_codec import is_json
+from mm_assets.model.json_codec import FieldTally, is_json
+from mm_assets.storage.files import StorageOptions
+from mm_assets.storage.stamps import parallel_map
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _SHARDS_NAMED = 3
+_OUTPUTS_AT_ONCE = 16  # whose columns are in memory
 _MOST_TYPES = 20  # of one column, to see which are odd
 
 
@@ -34,6 +49,70 @@ class Published:
 
     schema: pa.Schema
     columns: ShardColumns = field(default_factory=ShardColumns)
+
+
+class PublishedOutputs:
+    """Parquet files of an asset's published shards, found by their records below ``root``.
+
+    Files that are missing or unreadable are logged and skipped: their shards are made again.
+    """
+
+    def __init__(self, root: str, asset: str, options: StorageOptions | None = None) -> None:
+        self._root = root
+        self._asset = asset
+        self._options = options
+
+    def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        """Yield the sample ids of these shards."""
+        return self._each(partitions, _sample_ids)
+
+    def published(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
+        """Yield the columns of these shards, and whether their integers are exact as floats."""
+        return self._each(partitions, _published)
+
+    def _each(
+        self, partitions: Iterable[str], read: Callable[[pq.ParquetFile], T]
+    ) -> Iterator[tuple[str, T]]:
+        keys = sorted(partitions)
+        if not keys:  # the usual case: accounts tell
+            return
+        records = Ledger(self._root, self._options).records(self._asset, keys)
+
+        def read_output(record: ShardRecord) -> T | None:
+            try:
+                with parquet_file(record.uri, self._options) as file:
+                    return read(file)
+            except UNREADABLE as error:
+                if (
+                    isinstance(error, OSError)
+                    and error.errno is not None
+                    and not isinstance(error, FileNotFoundError)
+                ):
+                    raise  # an error of the system, not of Arrow: the file need not be damaged
+                log.warning("%s tells nothing of shard %r: %s", record.uri, record.key, error)
+                return None
+
+        published = [record for record in records.values() if record.uri]
+        for start in range(0, len(published), _OUTPUTS_AT_ONCE):
+            some = published[start : start + _OUTPUTS_AT_ONCE]
+            for record, found in zip(some, parallel_map(read_output, some, self._root), strict=True):
+                if found is not None:
+                    yield record.key, found
+
+
+def _sample_ids(file: pq.ParquetFile) -> pa.ChunkedArray:
+    ids = file.read(columns=["sample_id"], use_threads=False).column(0).cast(pa.string())
+    return pa.chunked_array([ids.unique()])
+
+
+def _published(file: pq.ParquetFile) -> Published:
+    schema = original_schema(file).remove_metadata()
+    integers = pa.schema([column for column in passthrough(schema) if pa.types.is_integer(column.type)])
+    tallies = {column.name: FieldTally() for column in integers}
+    for name, tally in tallies.items():
+        for bound in pc.min_max(file.read(columns=[name], use_threads=False).column(0)).as_py().values():
+            tally.observe(bound)
+    return Published(schema, ShardColumns(declared=integers, declared_ints=tallies))
 
 
 @dataclass(frozen=True)

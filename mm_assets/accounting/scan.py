@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.accounts import LEDGER_FOLDER
 from mm_assets.accounting.erasures import SAMPLE_ID
-from mm_assets.accounting.lookup import open_parquet
 from mm_assets.accounting.needles import Needles, NeedleSearch
+from mm_assets.formats.parquet import parquet_file
 from mm_assets.model.nested_types import is_text
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import error_line
@@ -207,7 +207,7 @@ class _ScannedFile:
         file.seek(0)
         if head.startswith(b"PAR1"):
             is_read = isinstance(file, BytesIO)
-            with pq.ParquetFile(file) if is_read else open_parquet(self._path, self._options) as parquet:
+            with pq.ParquetFile(file) if is_read else parquet_file(self._path, self._options) as parquet:
                 self._metadata(parquet.metadata.metadata)
                 for batch in batches_in(parquet, _is_packed):
                     self._batch(batch)

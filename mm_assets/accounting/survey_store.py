@@ -30,9 +30,8 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting import CURATED, PUBLISHED, index_folder
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.contract import Published
+from mm_assets.accounting.contract import Published, PublishedOutputs
 from mm_assets.accounting.erasures import DenyList
-from mm_assets.accounting.lookup import PublishedOutputs
 from mm_assets.accounting.survey import (
     SAMPLES_SCHEMA,
     Excerpt,

@@ -19,13 +19,12 @@ import pyarrow.ipc
 from mm_assets.accounting import BY_ASSET, CURATED, DERIVED_FOLDERS, OUTPUTS, locator_columns
 from mm_assets.accounting.accounts import Ledger, losses_digest
 from mm_assets.accounting.erasures import MD5, PDQ, SAMPLE_ID, SHA256, URL, Denial, DenyList, Entry
-from mm_assets.accounting.lookup import open_parquet
 from mm_assets.accounting.needles import Needles
 from mm_assets.accounting.scan import BATCH_BYTES, batches_in
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.filters.known_hashes import KnownHashes
 from mm_assets.formats.names import partition_filename
-from mm_assets.formats.parquet import UnreadableFile, read_small_table
+from mm_assets.formats.parquet import UnreadableFile, parquet_file, read_small_table
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import RawReader
 from mm_assets.formats.registry import reader_for
@@ -339,7 +338,7 @@ def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
         return
     of_images, others = DenyList(job.entries(*_HASHES)), DenyList(job.entries(SAMPLE_ID, URL))
     likely = _likely_samples(job, of_images)
-    with open_parquet(uri, job.options) as file:
+    with parquet_file(uri, job.options) as file:
         names = [name for name in file.schema_arrow.names if name != "binary_content"]
         names = names if job.entries(URL) else _LOCATED
         for group in range(file.metadata.num_row_groups):  # each has whole samples
@@ -423,7 +422,7 @@ def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
     for uri in (CURATED.uri(job.root, job.partition), job.parquet(DERIVED_FOLDERS["quarantine"])):
         if not exists(uri, job.options):
             continue
-        with open_parquet(uri, job.options) as file:
+        with parquet_file(uri, job.options) as file:
             for batch in batches_in(file, None):
                 keys = [*zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)]
                 stays = [row for row, key in enumerate(keys) if key[0] not in whole and key not in items]

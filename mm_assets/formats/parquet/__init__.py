@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -111,6 +112,18 @@ def open_parquet(
 
 class UnfitTimestamps(MmAssetsError, ValueError):
     """INT96 timestamps that no unit of Arrow holds; the message names the column."""
+
+
+@contextmanager
+def parquet_file(file: str, options: StorageOptions | None) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file, and close it at the end; of a remote file only requested ranges are read."""
+    if not is_remote(file):
+        with pq.ParquetFile(regular_file(file), pre_buffer=False) as parquet:
+            yield parquet
+        return
+    fs, path = filesystem(file, options)
+    with fs.open(path, "rb", cache_type="none") as remote:  # caches read ahead by megabytes
+        yield pq.ParquetFile(pa.PythonFile(remote, mode="r"), pre_buffer=False)
 
 
 def open_checked(source: Any, **arguments: Any) -> pq.ParquetFile:
