@@ -11,7 +11,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from mm_assets.public_names import MODULES
+from mm_assets import MODULES
 
 ROOT = Path(__file__).parent.parent
 

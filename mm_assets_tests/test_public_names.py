@@ -9,7 +9,7 @@ import pytest
 import mm_assets
 import mm_assets.formats
 import mm_assets.interleaved
-from mm_assets.public_names import MODULES
+from mm_assets import MODULES
 from tools import public_names
 
 PACKAGES = (mm_assets, mm_assets.interleaved, mm_assets.formats)

@@ -1,4 +1,4 @@
-"""Write ``mm_assets/public_names.py``: what ``from mm_assets import …`` gives, and the module of each name.
+"""Write the table in ``mm_assets/__init__.py``: public names, and the module of each.
 
     python -m tools.public_names
 
@@ -16,23 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "mm_assets" / "public_names.py"
+TARGET = ROOT / "mm_assets" / "__init__.py"
 SOURCES = ("model", "storage", "formats", "filters", "dataset.py")  # below mm_assets/
 
-_TEMPLATE = '''"""Every public name and the module that defines it.
-
-Written by ``make public-names`` from the ``__all__`` of the modules: change those, not this file.
-"""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+_BEGIN, _END = "# Written by `make public-names`:\n", "# Written by hand:\n"
+_TEMPLATE = """
 if TYPE_CHECKING:
 {imports}
 
 MODULES = {modules}
-'''
+"""
 
 
 def public_names() -> dict[str, str]:
@@ -52,7 +45,7 @@ def public_names() -> dict[str, str]:
 
 
 def render() -> str:
-    """The text of the generated module."""
+    """The text of the module with the table of the names as they are now."""
     names = public_names()
     members: dict[str, list[str]] = defaultdict(list)
     for name, module in names.items():
@@ -61,11 +54,13 @@ def render() -> str:
     imports = "\n".join(
         f"    from {module} import {name} as {name}" for module in members for name in members[module]
     )
-    return _formatted(_TEMPLATE.format(imports=imports, modules=dict(sorted(names.items()))))
+    table = _TEMPLATE.format(imports=imports, modules=dict(sorted(names.items())))
+    before, _, rest = TARGET.read_text().partition(_BEGIN)
+    return _formatted(f"{before}{_BEGIN}{table}\n{_END}{rest.partition(_END)[2]}")
 
 
 def main() -> None:
-    """Write the module anew."""
+    """Write the table anew."""
     TARGET.write_text(render())
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mm_assets import MODULES
 from mm_assets.interleaved import public_name
-from mm_assets.public_names import MODULES
 
 __all__ = [name for name in MODULES if name != "materialize"]  # a module here
 

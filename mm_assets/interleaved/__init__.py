@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mm_assets import MODULES
 from mm_assets.model.errors import explained
-from mm_assets.public_names import MODULES
 
 # Names of caches and paired tars, such as `Image`, would hide those of other libraries.
 _NOT_STARRED = ("mm_assets.formats.arrow_cache", "mm_assets.formats.paired")
@@ -32,7 +32,7 @@ def public_name(package: str, name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from mm_assets.public_names import *  # noqa: F403
+    from mm_assets import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> Any:

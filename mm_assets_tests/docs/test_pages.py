@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.public_names import MODULES
+from mm_assets import MODULES
 from mm_assets.settings import describe
 from mm_assets_tests.docs.pages import README, ROOT, blocks, pages, prose
 from mm_assets_tests.formats.raw_tars import make_tar

@@ -460,7 +460,7 @@ def test_in_a_store_the_lock_of_a_living_process_is_respected(
 
 
 def test_two_that_come_to_a_store_at_the_same_time_do_not_both_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has put its lock before the other one looks, and none takes its own away before both have looked."""
+    """Each has put its lock before the other looks, and none takes its own away before both have looked."""
     put, looked = threading.Barrier(2), threading.Barrier(2)
     listing = stamps._locks
 
