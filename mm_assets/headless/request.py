@@ -37,7 +37,7 @@ from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.planned_jobs import has_passed
 from mm_assets.model.errors import DataError, counted
-from mm_assets.storage.files import join
+from mm_assets.storage.files import is_remote, join
 from mm_assets.terminal import ProgressLine
 
 Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> record
@@ -240,7 +240,9 @@ def note_whole_run(
     latest = instance.event_log_storage.get_maximum_record_id() or 0
     root = resources["prover"].root
     assets = [spec.key.to_user_string() for spec in _specs(definitions) if spec.deps]
-    records = {asset: Ledger(root).records(asset, list(listing)) for asset in assets}
+    # The next look need not read them; of a store each would be a request.
+    read = Ledger(root).records if is_remote(root) else Ledger(root).whole_records
+    records = {asset: read(asset, list(listing)) for asset in assets}
     value = json.dumps([latest, _state(instance, root, listing, records)])
     instance.run_storage.set_cursor_values({_LAST_WHOLE_RUN: value})
 

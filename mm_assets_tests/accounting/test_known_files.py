@@ -31,12 +31,18 @@ QUARANTINE, ABSENT = f"quarantine/{ONE}.parquet", f"absent/{ONE}.parquet"
 INDEX = f"ledger/index/accounts/{ASSET}"
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The storage of ten shards, each with scores, quarantine, and a file that it does not have."""
+@pytest.fixture(params=["own", "of others"])
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """The storage of ten shards, each with scores, quarantine, and a file that it does not have.
+
+    Who has written an account knows it by its bytes; who has not compares its rows.
+    """
     folder = tmp_path / "storage"
+    monkeypatch.setattr(accounts_module, "_written", set())
     for key in KEYS:
         write(folder, key)
+    if request.param == "of others":
+        monkeypatch.setattr(accounts_module, "_written", set())
     monkeypatch.setattr(stamps, "_SETTLED_NS", 0)
     return folder
 
