@@ -207,6 +207,21 @@ def sharded(
     return decorate
 
 
+def plan_of(
+    asset: dg.AssetKey, resources: Mapping[str, Any], inputs: Mapping[str, ShardSet] | None = None
+) -> Plan:
+    """Return the plan that the body of a sharded asset returns, outside of a run.
+
+    Args:
+        resources: those of the code location, by key.
+        inputs: the shards of upstream assets, by asset; of others there are none.
+    """
+    body, checks = _BODIES[asset]
+    given = {**(inputs or {}), **resources}
+    names = inspect.signature(body).parameters
+    return replace(body(**{name: given.get(name, ShardSet(name)) for name in names}), checks=checks)
+
+
 def with_settings(asset: dg.AssetsDefinition, resources: Mapping[str, Any]) -> dg.AssetsDefinition:
     """Return a sharded asset whose code version names its settings, too.
 
@@ -215,14 +230,9 @@ def with_settings(asset: dg.AssetsDefinition, resources: Mapping[str, Any]) -> d
     Args:
         resources: those of the code location, by key.
     """
-    body, checks = _BODIES[asset.key]
-    arguments = {
-        name: resources[name] if name in resources else ShardSet(name)
-        for name in inspect.signature(body).parameters
-    }
     manager: ShardIOManager = resources[asset.get_io_manager_key_for_asset_key(asset.key)]
     base = asset.code_versions_by_key[asset.key] or ""
-    plan = replace(body(**arguments), checks=checks)
+    plan = plan_of(asset.key, resources)
     made_by = manager.made_by(asset.key.to_user_string(), base, plan)
     unread = {UNREAD: sorted(shards.asset for shards in plan.unread)} if plan.unread else {}
     settings = manager.settings(asset.key.to_user_string(), base, plan)

@@ -66,6 +66,10 @@ _pools: dict[_Key, JobPool] = {}
 _users: Counter[_Key] = Counter()
 
 
+class NoWorkersError(RuntimeError):
+    """Work for workers where there are none."""
+
+
 class Workers(ConfigurableResource[Any]):
     """Worker processes, started with the first job and shared by all assets that run in one process.
 
@@ -119,10 +123,10 @@ class Workers(ConfigurableResource[Any]):
         """Run a function on jobs; see `WorkerPool.map` and `RayPool.map`.
 
         Raises:
-            RuntimeError: outside of a run or of `build_resources`; use a `WorkerPool` itself there.
+            NoWorkersError: outside of a run or of `build_resources`; use a `WorkerPool` itself there.
         """
         if self._pool is None:
-            raise RuntimeError("the workers have not been set up by a run or build_resources()")
+            raise NoWorkersError("the workers have not been set up by a run or build_resources()")
         return self._pool.map(fn, jobs)
 
 
@@ -285,7 +289,10 @@ class ShardIOManager(ShardHooks):
         asset = context.asset_key.to_user_string()
         planned: dict[str, PlannedJob] = {}
         try:
-            planned = self._planned_jobs(context, obj, ledger, reports)
+            version = reports.code_version
+            reports.begin(self.made_by(asset, version, obj), self.settings(asset, version, obj), self.limit())
+            keys = context.asset_partition_keys
+            planned = self.planned_jobs(asset, keys, obj, version, reports.blocking, reports.failure)
             self.remove_leftovers(asset, planned)
             self._carry_out(planned, run.instance, ledger, reports)
         except BaseException:  # an interrupt, too: the workers were ended in the middle of their writing
@@ -416,15 +423,24 @@ class ShardIOManager(ShardHooks):
                 f"shard {record.key!r} keeps its earlier record: {error_line(error)}"
             )
 
-    def _planned_jobs(
-        self, context: dg.OutputContext, plan: Plan, ledger: Ledger, reports: ShardReports
+    def planned_jobs(
+        self,
+        asset: str,
+        keys: Iterable[str],
+        plan: Plan,
+        code_version: str,
+        blocking: frozenset[str],
+        fail: Callable[[ShardResult], None],
     ) -> dict[str, PlannedJob]:
-        """Return a job for each shard of the run, by key; report shards without input as failed."""
-        asset = context.asset_key.to_user_string()
-        options = self._all_options(asset)
-        made_by = self.made_by(asset, reports.code_version, plan)
-        settings = self.settings(asset, reports.code_version, plan)
-        reports.begin(made_by, settings, self.limit())
+        """Return a job for each shard that can be made, by key; ``fail`` is called for each of the others.
+
+        Args:
+            keys: shards of one run.
+            blocking: names of the checks that keep a shard back.
+        """
+        options, ledger = self._all_options(asset), Ledger(self.root)
+        made_by = self.made_by(asset, code_version, plan)
+        settings = self.settings(asset, code_version, plan)
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}
         inputs = [
@@ -432,11 +448,11 @@ class ShardIOManager(ShardHooks):
             *((plan.side_inputs[name], shards) for name, shards in side_inputs_by_key.items()),
         ]
         jobs: list[ShardJob] = []
-        for key in sorted(context.asset_partition_keys):
+        for key in sorted(keys):
             missing = [shards.why_absent(key) for shards, by_key in inputs if key not in by_key]
             if missing:
                 error = INPUT_MISSING + "; ".join(dict.fromkeys(missing))
-                reports.failure(ShardResult(key, ok=False, error=error))
+                fail(ShardResult(key, ok=False, error=error))
                 continue
             side_inputs = {name: shards[key] for name, shards in side_inputs_by_key.items()}
             dest = self.locate(asset, key)
@@ -447,7 +463,7 @@ class ShardIOManager(ShardHooks):
                     side_inputs,
                     plan.steps,
                     options,
-                    reports.blocking,
+                    blocking,
                     asset,
                     self.root,
                     plan.checks,
@@ -457,7 +473,7 @@ class ShardIOManager(ShardHooks):
         planned: dict[str, PlannedJob] = {}
         for job in _same_keys(jobs, self.resolve_jobs(plan, jobs) if jobs else [], "resolve_jobs"):
             if isinstance(job, ShardResult):
-                reports.failure(replace(job, ok=False))
+                fail(replace(job, ok=False))
                 continue
             parents = {plan.source.asset: job.shard} | {
                 plan.side_inputs[name].asset: shard for name, shard in job.side_inputs.items()

@@ -418,7 +418,7 @@ class RawGate(dg.ConfigurableResource[Any]):
             # Types and ids of the other shards are resolved without one that has no survey. Any shard may
             # have killed the worker, so the survey is tried again.
             died = []
-            for job, answer in self.workers.map(survey_raw_shard, jobs):
+            for job, answer in self.workers.map(survey_raw_shard, jobs) if jobs else ():
                 if not isinstance(answer, WorkerFailure):
                     surveys[job.key] = answer
                 elif answer.type == "WorkerDied" and attempts_left:

@@ -2,9 +2,9 @@
 
 * `select` turns a `MakeRequest` into a `Selection`: the partitions to make, by asset, with reasons.
 * `up_to_date_records` finds that no run is needed: nothing is due, and all outputs are there as published and
-  proven. What one shard decides of another (who keeps a sample id, the types of columns) is not asked again,
-  if nothing was made or retired since a run of all shards saw to it. That run is noted in the instance's
-  key-value store.
+  proven. What one shard decides of another (who keeps a sample id, the types of columns) is asked as a run
+  asks it, unless nothing was made since a run of all shards, or such a look, saw to it. That is noted in the
+  instance's key-value store.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from mm_assets.accounting import (
 )
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.retirement import RETIRED
-from mm_assets.automation import STALE, Due, DueShardFinder, DueShards, latest_versions
+from mm_assets.automation import STALE, Due, DueShardFinder, DueShards, latest_events, latest_versions
 from mm_assets.filters.duplicates import VerdictIndex
 from mm_assets.formats.raw_shards import Listing
-from mm_assets.graph import digest
+from mm_assets.graph import Shard, ShardResult, ShardSet, digest
+from mm_assets.graph.assets import plan_of
 from mm_assets.graph.dagster_internals import SHARDS, chunks
-from mm_assets.graph.io_manager import ShardIOManager
-from mm_assets.graph.planned_jobs import has_passed
+from mm_assets.graph.io_manager import NoWorkersError, ShardIOManager
+from mm_assets.graph.planned_jobs import SETTINGS_MARK, has_passed
+from mm_assets.graph.raw import RAW_SHARDS, judged_before
 from mm_assets.model.errors import DataError, counted
 from mm_assets.storage.files import is_remote, join
 from mm_assets.terminal import ProgressLine
@@ -45,7 +47,8 @@ Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> recor
 _NAMED = 5  # shards in the line of a reason
 _BRIDGED = 30  # partitions in a row that a run takes because it has others on both sides
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
-_LAST_WHOLE_RUN = "mm_assets/last_whole_run"
+_OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
+_LAST_RUN = "mm_assets/last_run"
 _RUN = re.compile(r"\brun [0-9a-f]{8}\b")
 
 
@@ -233,35 +236,49 @@ def known(name: str, names: Collection[str], what: str) -> str:
     raise DataError(f"{name!r}: no such {what}" + (f"; the nearest is {near[0]!r}" if near else ""))
 
 
-def note_whole_run(
-    instance: dg.DagsterInstance, definitions: dg.Definitions, resources: Mapping[str, Any], listing: Listing
+def note_run(
+    instance: dg.DagsterInstance,
+    definitions: dg.Definitions,
+    resources: Mapping[str, Any],
+    listing: Listing,
+    is_whole: bool,
 ) -> None:
-    """Note that all shards went through all assets, and none failed."""
-    latest = instance.event_log_storage.get_maximum_record_id() or 0
-    root = resources["prover"].root
-    assets = [spec.key.to_user_string() for spec in _specs(definitions) if spec.deps]
-    # The next look need not read them; of a store each would be a request.
-    read = Ledger(root).records if is_remote(root) else Ledger(root).whole_records
-    records = {asset: read(asset, list(listing)) for asset in assets}
-    value = json.dumps([latest, _state(instance, root, listing, records)])
-    instance.run_storage.set_cursor_values({_LAST_WHOLE_RUN: value})
+    """Note that nothing failed, and what there was to see of raw shards.
 
-
-def _state(instance: dg.DagsterInstance, root: str, listing: Listing, records: Records) -> str:
-    """Return a digest of the shards that there are, or were, and of what each was made from.
-
-    Somebody else may make shards in the same storage.
+    Args:
+        is_whole: whether all shards went through all assets.
     """
-    made = instance.get_dynamic_partitions(str(SHARDS.name))
+    latest, root = instance.event_log_storage.get_maximum_record_id() or 0, resources["prover"].root
+    assets = [spec.key.to_user_string() for spec in _specs(definitions) if spec.deps]
+    ledger, records = Ledger(root), {}
+    if is_whole:
+        # The next look need not read them; of a store each would be a request.
+        read = ledger.records if is_remote(root) else ledger.whole_records
+        records = {asset: read(asset, list(listing)) for asset in assets}
+    _note(
+        instance, latest if is_whole else 0, _present(instance, root, listing, assets), _made(root, records)
+    )
+
+
+def _note(instance: dg.DagsterInstance, *noted: int | str) -> None:
+    instance.run_storage.set_cursor_values({_LAST_RUN: json.dumps(noted)})
+
+
+def _present(instance: dg.DagsterInstance, root: str, listing: Listing, assets: Collection[str]) -> str:
+    """Return a digest of the shards that there are, or were: a run tells of those that came or went."""
+    known = instance.get_dynamic_partitions(str(SHARDS.name))
     retired = stated_partitions(join(root, "ledger", RETIRED), ".json")
+    named = {asset: Ledger(root).named(asset) for asset in sorted(assets)}
+    return digest([root, __version__, sorted(listing), sorted(known), retired, named])
+
+
+def _made(root: str, records: Records) -> str:
+    """Return a digest of what each shard was made from. Somebody else may make shards in the same storage."""
     recorded = {
         asset: sorted((key, record.fingerprint, record.version) for key, record in by_key.items())
         for asset, by_key in sorted(records.items())
     }
-    names = {asset: Ledger(root).named(asset) for asset in sorted(records)}
-    found = sorted(VerdictIndex.read(statistics_folder(root)).shards.items())
-    state = [root, __version__, sorted(listing), sorted(made), retired, recorded, names]
-    return digest([*state, found] if found else state)
+    return digest([recorded, sorted(VerdictIndex.read(statistics_folder(root)).shards.items())])
 
 
 def _specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
@@ -269,19 +286,26 @@ def _specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
 
 
 def up_to_date_records(
-    instance: dg.DagsterInstance, definitions: dg.Definitions, resources: Mapping[str, Any], listing: Listing
+    instance: dg.DagsterInstance,
+    definitions: dg.Definitions,
+    resources: Mapping[str, Any],
+    listing: Listing,
+    needs_scores: bool = False,
 ) -> Records | None:
     """Return the records of all shards in all assets; None if a run has anything to do.
 
     It sees what a run of all shards sees: also outputs that somebody has removed or changed. No output is
     read, but for the small files of its ledger. Nothing is written but index files and sums of proofs that
-    are not as they were.
+    are not as they were, and the note of what was seen.
+
+    Args:
+        needs_scores: whether filters compare a shard with the scores of all: only a run computes that anew.
     """
     progress = ProgressLine(len(_specs(definitions)))
     try:
-        return _up_to_date_records(instance, definitions, resources, listing, progress)
-    except (OSError, ValueError):
-        # What cannot be read is for the run: it fails what it concerns, and names it.
+        return _up_to_date_records(instance, definitions, resources, listing, needs_scores, progress)
+    except (OSError, ValueError, dg.Failure, NoWorkersError):
+        # What cannot be read, or planned, is for the run: it fails what it concerns, and names it.
         return None
     finally:
         progress.end()
@@ -292,18 +316,20 @@ def _up_to_date_records(
     definitions: dg.Definitions,
     resources: Mapping[str, Any],
     listing: Listing,
+    needs_scores: bool,
     progress: ProgressLine,
 ) -> Records | None:
-    noted = instance.run_storage.get_cursor_values({_LAST_WHOLE_RUN}).get(_LAST_WHOLE_RUN)
+    noted = instance.run_storage.get_cursor_values({_LAST_RUN}).get(_LAST_RUN)
     if not noted:
         return None
-    latest, state = json.loads(noted)
+    latest, present, made_from = json.loads(noted)
+    now = instance.event_log_storage.get_maximum_record_id() or 0
     progress.show(0, "looking for what there is to do")
     graph, prover = definitions.resolve_asset_graph(), resources["prover"]
     versions = {key: shard.version for key, shard in listing.items()}
     finder = DueShardFinder(instance, _specs(definitions), versions)
     due = finder.find()
-    if due.partitions() or any(due.in_progress.values()) or finder.latest_materialization() > latest:
+    if due.partitions() or any(due.in_progress.values()):
         return None
     found: dict[str, Mapping[str, ShardRecord]] = {}
     for number, asset in enumerate(due.by_asset):
@@ -316,19 +342,62 @@ def _up_to_date_records(
         if any(record.is_earlier for record in made.values()):  # a run makes their accounts
             return None
         found[name] = made
-    if state != _state(instance, prover.root, listing, found):
+    if present != _present(instance, prover.root, listing, found):
         return None
+    if finder.latest_materialization() > latest or made_from != _made(prover.root, found):
+        progress.show(len(due.by_asset), "asking what shards decide of each other")
+        if needs_scores or not _is_as_planned(instance, graph, resources, listing, found):
+            return None
+        _note(instance, now, present, _made(prover.root, found))
     for asset in due.by_asset:
         _manager(graph, resources, asset).repair_derived()
     proven = prover.proven({name: records for name, records in found.items() if name in BY_ASSET})
     return found if all(len(keys) == len(listing) for keys in proven.values()) else None
 
 
+def _is_as_planned(
+    instance: dg.DagsterInstance,
+    graph: AssetGraph,
+    resources: Mapping[str, Any],
+    listing: Listing,
+    records: Records,
+) -> bool:
+    """Return whether runs of all shards would plan each as it was made, and judge no raw shard anew."""
+    order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
+    pointers = {
+        key: event.storage_id for key, event in latest_events(instance, RAW_SHARDS, _OBSERVED).items()
+    }
+    if judged_before(instance, RAW_SHARDS, {key: pointers[key] for key in listing}):
+        return False
+    failed: list[ShardResult] = []
+    for keys in chunks(listing, order):
+        raw = RAW_SHARDS.to_user_string()
+        inputs = {
+            raw: ShardSet(raw, tuple(Shard(key, listing[key].uri, listing[key].version) for key in keys))
+        }
+        for name, of_asset in records.items():
+            shards = tuple(Shard(key, of_asset[key].uri, of_asset[key].version) for key in keys)
+            inputs[name] = ShardSet(name, shards)
+        for name, of_asset in records.items():
+            asset = dg.AssetKey.from_user_string(name)
+            required, blocking = _checks(graph.get(asset).assets_def, asset)
+            version = (graph.get(asset).code_version or "").partition(SETTINGS_MARK)[0]
+            plan, manager = plan_of(asset, resources, inputs), _manager(graph, resources, asset)
+            planned = manager.planned_jobs(name, keys, plan, version, blocking, failed.append)
+            if failed or not all(planned[key].is_up_to_date(of_asset[key], required) for key in keys):
+                return False
+    return True
+
+
+def _checks(asset: dg.AssetsDefinition, key: dg.AssetKey) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the checks of an asset, and of those that keep a shard back."""
+    specs = [spec for spec in asset.check_specs if spec.asset_key == key]
+    return frozenset(spec.name for spec in specs), frozenset(spec.name for spec in specs if spec.blocking)
+
+
 def _passes_checks(asset: dg.AssetsDefinition, key: dg.AssetKey, records: Iterable[ShardRecord]) -> bool:
     """Return whether each record has all checks of the asset, and none that keeps its shard back."""
-    specs = [spec for spec in asset.check_specs if spec.asset_key == key]
-    required = frozenset(spec.name for spec in specs)
-    blocking = frozenset(spec.name for spec in specs if spec.blocking)
+    required, blocking = _checks(asset, key)
     return all(has_passed(record, required, blocking) for record in records)
 
 

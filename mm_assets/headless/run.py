@@ -40,7 +40,7 @@ from mm_assets.headless.request import (
     Selection,
     altered_shards,
     known,
-    note_whole_run,
+    note_run,
     select,
     up_to_date_records,
 )
@@ -202,13 +202,14 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
             return 0
         is_whole = request == MakeRequest() and not listing.unmatched
         started = time.monotonic()
+        root, filters = resources["maintained"].root, resources["bounds"].active()
         if is_whole and settings.fresh_within is None:  # else the events of a run say that all is well
-            made = up_to_date_records(instance, definitions, resources, listing)
+            needs_scores = _is_first_pass_due(root, filters, is_whole)
+            made = up_to_date_records(instance, definitions, resources, listing, needs_scores)
             if made and not (summary := _unchanged(made, settings.max_loss)).lossy:
                 print(f"nothing to do: {counted(len(listing), 'shard')} up to date, as published and proven")
                 return _printed(instance, summary, raw.locations, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
-        root, filters = resources["maintained"].root, resources["bounds"].active()
         job = definitions.resolve_job_def(JOB)
         summary = RunSummary(selection.keys_by_asset, settings.max_loss)
         if FILTERED in selection.keys_by_asset and _is_first_pass_due(root, filters, is_whole):
@@ -240,8 +241,8 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         code = code or _printed(instance, summary, raw.locations, started)
         if code != INTERRUPTED:
             report_inventory(instance, definitions.resolve_asset_graph(), listing)
-        if is_whole and code == 0:
-            note_whole_run(instance, definitions, resources, listing)
+        if code == 0:
+            note_run(instance, definitions, resources, listing, is_whole)
         return code
 
 

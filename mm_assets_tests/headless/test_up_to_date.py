@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import lance
+import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting.accounts import Ledger
@@ -239,6 +240,107 @@ def test_what_a_retired_shard_had_decided_is_asked_again(project: Project) -> No
     assert [begins(), begins()] == ["materializing", "nothing"]
     fine(project.command("retire", "a"))
     assert [begins(), project.made()["curated_parquet"], begins()] == ["materializing", ["b"], "nothing"]
+
+
+def test_a_run_of_some_shards_in_any_order_with_changes_damage_and_runs_of_all(made: Project) -> None:
+    """A run of all starts one if something has changed since the last, and not because some were made."""
+    texts = {"a": "some text", "b": "some text"}
+
+    def change(name: str) -> None:
+        texts[name] += " and more"
+        made.shard(name, texts[name])
+
+    def damage() -> None:
+        _flip("ledger/accounts/filtered_parquet/b.parquet")(made)
+
+    def part() -> None:
+        assert fine(made.run("a")).startswith("materializing all assets ")
+
+    steps: dict[str, Callable[[], None]] = {
+        "a": lambda: change("a"),
+        "b": lambda: change("b"),
+        "d": damage,
+        "p": part,
+    }
+    pending: set[str] = set()  # shards with something to do
+    for number, step in enumerate("p.ap.p.bp.pb.dp.pd.a.pap.."):
+        if step != ".":
+            steps[step]()
+            pending |= {"a": {"a"}, "b": {"b"}, "d": {"b"}}.get(step, set())
+            pending -= {"a"} if step == "p" else set()
+            continue
+        before = made.runs()
+        told = fine(made.run())
+        assert told.startswith("materializing" if pending else "nothing to do: 2 shards"), number
+        assert made.runs() == before + bool(pending), number
+        if pending:
+            assert made.made()["filtered_parquet"] == [
+                *(f"[{key}]" for key in "ab" if key not in pending),
+                *sorted(pending),
+            ], number
+        assert told.splitlines()[-3].startswith("proven: every item of 2 shards is in 5 outputs"), number
+        pending.clear()
+        for key, text in texts.items():
+            rows = pq.read_table(made.storage / "filtered" / f"{key}.parquet")["text_content"].to_pylist()
+            assert text in rows, number
+
+
+def test_shards_that_came_or_went_beside_a_run_of_some(made: Project) -> None:
+    made.shard("c")
+    fine(made.run("--missing"))
+    assert fine(made.run()).startswith("nothing to do: 3 shards")
+    fine(made.run("a"))
+    made.shard("d")
+    assert fine(made.run()).startswith("materializing all assets ")
+    fine(made.run("a"))
+    (made.raw / "d.tar").unlink()
+    assert made.run().stdout.startswith("materializing all assets ")
+    assert made.run("a").returncode == 0
+    made.broken("c")
+    assert made.run().returncode == 1
+    assert made.run().stdout.startswith("materializing all assets ")
+
+
+def test_what_a_run_of_some_shards_decides_of_the_others(project: Project) -> None:
+    """Nobody is due, and yet others are made: the sample that another has given up, the wider type."""
+
+    def write(name: str, **documents: object) -> None:
+        made_of = {f"{sample}.json": {"texts": [name], "n": value} for sample, value in documents.items()}
+        make_tar(project.raw / f"{name}.tar", list(made_of.items()))
+
+    def begins(*shards: str) -> str:
+        return project.run(*shards, MM_MAX_LOSS="1").stdout.partition(" ")[0]
+
+    write("a", same=1, a=1)
+    write("b", same=1, b=1)
+    assert [begins(), begins(), begins("b"), begins()] == [*["materializing", "nothing"] * 2]
+    write("a", a=1)
+    assert [begins("a"), begins()] == ["materializing"] * 2
+    assert project.made()["curated_parquet"] == ["[a]", "b"]
+    rows = pq.read_table(project.storage / "curated" / "b.parquet")["sample_id"].to_pylist()
+    assert {*rows} == {"same", "b"}
+    write("b", b=1, a=1)
+    assert [begins("b"), begins()] == ["materializing", "nothing"]
+    write("a", a=1.5)
+    assert [begins("a"), begins()] == ["materializing"] * 2
+    assert begins() == "nothing"
+
+
+def test_a_survey_that_is_gone_is_made_by_a_run(made: Project) -> None:
+    fine(made.run("a"))
+    _remove("ledger/raw_shards/b.parquet")(made)
+    assert fine(made.run()).startswith("materializing all assets ")
+    assert (made.storage / "ledger" / "raw_shards" / "b.parquet").exists()
+    assert fine(made.run()).startswith("nothing to do")
+
+
+def test_filters_that_compare_with_all_shards_ask_a_run(made: Project) -> None:
+    settings = {"MM_DEDUP_IMAGES": "exact"}
+    assert fine(made.run(**settings)).startswith("materializing all assets ")
+    assert fine(made.run(**settings)).startswith("nothing to do")
+    fine(made.run("a", **settings))
+    assert "first pass: scores of all shards" in fine(made.run(**settings))
+    assert fine(made.run(**settings)).startswith("nothing to do")
 
 
 def test_a_new_home_has_a_run_of_its_own(project_on_disk: Project) -> None:
