@@ -62,8 +62,8 @@ from mm_assets.storage.files import (
     remove,
     sync,
 )
-from mm_assets.storage.small_files import KnownFiles, content_etag, seal, unseal
-from mm_assets.storage.stamps import files_in, parallel_map
+from mm_assets.storage.small_files import SEAL, KnownFiles, content_etag, seal, unseal
+from mm_assets.storage.stamps import files_in, own_stamp, parallel_map
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,21 @@ class _Account:
 
     record: ShardRecord | None
     etags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WrittenAccount:
+    """An account that was written: its location, its stamp, the digest of its bytes, and the record in it."""
+
+    uri: str
+    stamp: str
+    digest: bytes
+    record: ShardRecord
+
+    def remember(self) -> None:
+        """Have this process read the record from the account no more, as long as the stamp is the same."""
+        _written.add(self.digest)
+        _remember(self.uri, self.stamp, self.record)
 
 
 class Ledger:
@@ -193,7 +208,7 @@ class Ledger:
         found = stated_partitions(self.folder(asset), ".parquet", self._options)
         return list(dict.fromkeys([*found, *earlier]))
 
-    def write(self, record: ShardRecord, rows: pa.Table | None = None) -> None:
+    def write(self, record: ShardRecord, rows: pa.Table | None = None) -> WrittenAccount:
         """Publish an account in one step: readers see the old one or the new one.
 
         Args:
@@ -203,15 +218,16 @@ class Ledger:
         # Not synced to disk: if a power cut leaves an empty file, its shard is made again.
         stated = replace(record, uri=self.relative(record.uri))
         uri = self.uri(record.asset, record.key)
-        data = _account(stated, ACCOUNT_SCHEMA.empty_table() if rows is None else rows)
+        data, found = _account(stated, ACCOUNT_SCHEMA.empty_table() if rows is None else rows)
         publish_bytes(uri, data, self._options)
-        _written.add(xxhash.xxh3_128_digest(data))
-        if is_remote(uri):
-            _remember(uri, f"{len(data)}:{content_etag(uri, data)}", record_of(data))
+        etag = content_etag(uri, data)
+        stamp = f"{len(data)}:{etag}" if etag else own_stamp(local_path(uri))
+        written = WrittenAccount(uri, stamp, xxhash.xxh3_128_digest(data), found)
         if self._earlier.exists and not is_remote(uri):  # which was synced when it was written
             sync(local_path(uri))
             sync(os.path.dirname(local_path(uri)))
         self.remove_earlier(record)
+        return written
 
     def remove_earlier(self, record: ShardRecord) -> None:
         """Remove what an earlier release has kept of a shard that has an account."""
@@ -281,7 +297,7 @@ class Ledger:
         rows = self._earlier.rows(record)
         files = {path: found for path, found in recorded_files(record).items() if not _is_of_ledger(path)}
         account = {name: value for name, value in record.account.items() if name != FILES}
-        self.write(replace(record, account=account | ({FILES: files} if files else {})), rows)
+        self.write(replace(record, account=account | ({FILES: files} if files else {})), rows).remember()
 
     def relative(self, uri: str) -> str:
         """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""
@@ -354,10 +370,11 @@ class Ledger:
         return read_bytes(uri, self._options)
 
 
-# Digests of the accounts that this process has written: nobody need compare their rows with their records.
+# Digests of the accounts that this process and its workers have written: nobody need compare their rows with
+# their records.
 _written: set[bytes] = set()
 
-# Records of remote accounts that this process has read or written: one run asks for each many times.
+# Records that this process has written, or read from remote accounts: one run asks for each many times.
 _records: OrderedDict[str, tuple[str, ShardRecord]] = OrderedDict()
 _MOST_RECORDS = 4000
 _LEAST_LISTED = 4  # fewer accounts are asked for one by one
@@ -376,6 +393,8 @@ def _stamps(folder: str, wanted: int, options: StorageOptions | None) -> dict[st
 
 def _recall(uri: str, stamp: str | None) -> ShardRecord | None:
     known_stamp, record = _records.get(uri, (None, None))
+    if record is not None and not is_remote(uri):
+        stamp = own_stamp(local_path(uri))
     return record if stamp is not None and stamp == known_stamp else None
 
 
@@ -387,14 +406,16 @@ def _remember(uri: str, stamp: str, record: ShardRecord) -> None:
             _records.popitem(last=False)
 
 
-def _account(record: ShardRecord, rows: pa.Table) -> bytes:
+def _account(record: ShardRecord, rows: pa.Table) -> tuple[bytes, ShardRecord]:
+    """Return an account, and the record as readers find it there."""
     sink = pa.BufferOutputStream()
     fields = {**vars(record), "rows_digest": _digest(rows), "lost_rows": count_lost_items(rows)}
     sealed = seal({"format": FORMAT, **fields}).decode()
     with pq.ParquetWriter(sink, ACCOUNT_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
         writer.write_table(rows)
         writer.add_key_value_metadata({_RECORD.decode(): sealed, SHARD: record.key})
-    return sink.getvalue().to_pybytes()
+    stored = {name: value for name, value in json.loads(sealed).items() if name != SEAL}
+    return sink.getvalue().to_pybytes(), _of_fields(stored, FORMAT)
 
 
 def record_of(data: bytes) -> ShardRecord:

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -37,6 +37,9 @@ from mm_assets.model.losses import ItemError
 from mm_assets.model.samples import LATER_FIELD, Example, InterleavedBatch, StepResult
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets.storage.errors import error_line
+
+if TYPE_CHECKING:
+    from mm_assets.accounting.accounts import WrittenAccount
 
 # Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
 # number.
@@ -245,6 +248,7 @@ class ShardResult:
         payload: passed to `publish_chunk` and nowhere else.
         account: plain values that a later proof needs; kept in the shard's record and shown nowhere.
         rows: rows of the shard's account (`account_table`); None for an asset without items of its own.
+        written: the account, once it is written; `account` and `rows` are empty then.
     """
 
     key: str
@@ -258,6 +262,7 @@ class ShardResult:
     payload: Any = None
     account: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rows: pa.Table | None = None
+    written: WrittenAccount | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for another process, the rows in Arrow's own form: ten times as quick to read."""

@@ -48,13 +48,14 @@ from mm_assets.formats.parquet import UnreadableFile
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.graph import Check, Plan, ShardJob, ShardResult, dagster_internals, digest
 from mm_assets.graph.io_manager import ShardIOManager
-from mm_assets.graph.planned_jobs import CheckLog, PlannedJob, specs_by_shard
+from mm_assets.graph.planned_jobs import CheckLog, specs_by_shard
 from mm_assets.graph.raw import GATE_CHECKS, RawGate, RawInput, ShardInspection, judged_before, unreadable
 from mm_assets.graph.shard_jobs import (
     CLOSED_RECORDS,
     GROUP_MEMBERS,
     IMAGES,
     KNOWN_SCORES,
+    PlannedJob,
     cache_shard,
     fragment_shard,
     ingest_shard,

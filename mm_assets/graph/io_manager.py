@@ -45,13 +45,8 @@ from mm_assets.graph import (
     fingerprint_name,
 )
 from mm_assets.graph.instance_queries import watched
-from mm_assets.graph.planned_jobs import (
-    PlannedJob,
-    ShardReports,
-    is_intact,
-    readable_settings,
-    recorded_result,
-)
+from mm_assets.graph.planned_jobs import ShardReports, is_intact, readable_settings, recorded_result
+from mm_assets.graph.shard_jobs import NOT_FOUND_AGAIN, PlannedJob, RecordedJob, record_shard
 from mm_assets.model.errors import counted
 from mm_assets.pool import J, JobPool, R, WorkerFailure
 from mm_assets.pool.ray import RayPool
@@ -405,10 +400,10 @@ class ShardIOManager(ShardHooks):
         # Closed even when an interrupt strikes while we log: that ends the workers.
         with closing(self._results(stale)) as work:
             for results in work:
-                for result in self._write_records(stale, results, ledger, reports.asset.to_user_string()):
+                for result in self._write_records(stale, results, ledger):
                     if result.ok:
                         reports.landed(result, stale[result.key].parents)
-                        made.append(replace(result, rows=None))
+                        made.append(replace(result, written=None))
                     else:
                         reports.failure(result)
         if made:
@@ -518,11 +513,17 @@ class ShardIOManager(ShardHooks):
         for item in prepared:
             if isinstance(item, ShardResult):
                 yield [replace(item, ok=False)]
-        commits = type(self).publish_chunk is not ShardIOManager.publish_chunk
+        cls = type(self)
+        commits = cls.publish_chunk is not ShardHooks.publish_chunk
         pending_commit: list[ShardResult] = []
-        with closing(
-            self.workers.map(type(self).run_job, [item for item in prepared if isinstance(item, ShardJob)])
-        ) as answers:
+        ready = [item for item in prepared if isinstance(item, ShardJob)]
+        recorded = [RecordedJob(cls.run_job, replace(planned[job.key], job=job)) for job in ready]
+        work: Generator[tuple[Any, ShardResult | WorkerFailure], None, None] = (
+            self.workers.map(cls.run_job, ready)
+            if commits or cls.stat_outputs is not ShardHooks.stat_outputs  # which workers cannot ask
+            else self.workers.map(record_shard, recorded)
+        )
+        with closing(work) as answers:
             for job, answer in answers:
                 result = planned[job.key].validated(answer)
                 if result.ok and commits:
@@ -546,36 +547,21 @@ class ShardIOManager(ShardHooks):
         ]
 
     def _write_records(
-        self,
-        planned: Mapping[str, PlannedJob],
-        results: Sequence[ShardResult],
-        ledger: Ledger,
-        asset: str,
+        self, planned: Mapping[str, PlannedJob], results: Sequence[ShardResult], ledger: Ledger
     ) -> Iterator[ShardResult]:
-        """Write the records of published shards, and yield the results.
-
-        A shard without a record has not landed: the next run could not tell what is there.
-        """
-        good = {result.key: planned[result.key].job.dest for result in results if result.ok}
+        """Write the records of published shards that workers have left to do, and yield the results."""
+        left = {one.key: planned[one.key].job.dest for one in results if one.ok and one.written is None}
         try:
-            stats = self.stat_outputs(good) if good else {}
+            stats = self.stat_outputs(left) if left else {}
         except OSError as error:
-            line = f"published, but not found again: {error_line(error)}"
-            results, stats = [replace(r, ok=False, error=line) if r.ok else r for r in results], {}
+            line = f"{NOT_FOUND_AGAIN}: {error_line(error)}"
+            results = [replace(one, ok=False, error=line) if one.key in left else one for one in results]
+            left = {}
         for result in results:
-            if result.ok and result.uri and stats[result.key] is None:
-                result = replace(
-                    result, ok=False, error=f"run_job says it published {result.uri}, but nothing is there"
-                )
-            if result.ok:
-                try:
-                    ledger.write(planned[result.key].record(asset, result, stats[result.key]), result.rows)
-                except (OSError, TypeError, ValueError) as error:
-                    result = replace(
-                        result,
-                        ok=False,
-                        error=f"published, but its record could not be written: {error_line(error)}",
-                    )
+            if result.key in left:
+                result = planned[result.key].recorded(result, stats[result.key], ledger)
+            if result.written is not None:
+                result.written.remember()
             yield result
 
 

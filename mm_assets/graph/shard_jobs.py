@@ -7,18 +7,21 @@ imported when it runs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mm_assets.accounting import CACHE, FILES, LOST_IDS, PUBLISHED, REFERRED, TARS, digest_files
+from mm_assets.accounting import CACHE, FILES, LOST_IDS, PUBLISHED, REFERRED, TARS, ShardRecord, digest_files
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.parquet import UnreadableFile, place_of_images
 from mm_assets.formats.partitions import own_name, relative_root
 from mm_assets.formats.raw_shards import files_of
-from mm_assets.graph import Check, ShardJob, ShardResult, blocked_by
+from mm_assets.graph import Check, Shard, ShardJob, ShardResult, blocked_by
 from mm_assets.model.schema import schema_from_text
+from mm_assets.pool import WorkerFailure
+from mm_assets.storage.errors import error_line
+from mm_assets.storage.stamps import stat_outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,9 +36,127 @@ DENY = "deny"  # option of a job, if anything is denied: the hash lists
 IMAGES = "images"  # option of a job whose output refers to the images of its source
 RAW = "raw"  # side input: the raw shards, whose bytes the quarantine holds
 CLOSED_RECORDS = "closed"  # metadata: number of records that the run closed
+NOT_FOUND_AGAIN = "published, but not found again"
 _MOST_LOST_IDS = 1000  # in a record
 
 K = TypeVar("K", bound="StoredScores[Any, Any, Any]")
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job with what the record of its shard says beside the result.
+
+    Args:
+        job: what the worker is to do.
+        fingerprint: digest of everything that the output is made from; kept in its record.
+        parents: the upstream shards, by asset, for its provenance; without version if not there and not read.
+        made_by: digest of code and configuration, part of the fingerprint.
+        settings: the same in readable form; no part of the fingerprint.
+    """
+
+    job: ShardJob
+    fingerprint: str
+    parents: Mapping[str, Shard]
+    made_by: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return self.job.key
+
+    def validated(self, answer: ShardResult | WorkerFailure) -> ShardResult:
+        """Return the worker's result, or a failure where it breaks the contract of `run_job`."""
+        if isinstance(answer, WorkerFailure):
+            return ShardResult(self.key, ok=False, error=str(answer), detail=answer.traceback)
+        if not isinstance(answer, ShardResult) or answer.key != self.key:
+            return ShardResult(self.key, ok=False, error=f"run_job returned {answer!r} for this shard")
+        blocked = blocked_by(answer.checks, self.job.blocking)
+        if answer.ok and blocked:
+            return replace(answer, ok=False, error=f"{blocked}, but run_job published the shard")
+        return answer if answer.ok or answer.error else replace(answer, error=blocked or "no reason given")
+
+    def recorded(self, result: ShardResult, stat: Mapping[str, Any] | None, ledger: Ledger) -> ShardResult:
+        """Write the account of the published shard; return its result, which has failed if that fails.
+
+        A shard without a record has not landed: the next run could not tell what is there.
+
+        Args:
+            stat: the state of its output.
+        """
+        if result.uri and stat is None:
+            error = f"run_job says it published {result.uri}, but nothing is there"
+        else:
+            try:
+                written = ledger.write(self._record(result, stat), result.rows)
+                return replace(result, account={}, rows=None, written=written)
+            except (OSError, TypeError, ValueError) as fault:
+                error = f"published, but its record could not be written: {error_line(fault)}"
+        return replace(result, ok=False, error=error)
+
+    def _record(self, result: ShardResult, stat: Mapping[str, Any] | None) -> ShardRecord:
+        checks = [dict(vars(check)) for check in result.checks]
+        account = {
+            **result.account,
+            "made_by": self.made_by,
+            "settings": self.settings,
+            "inputs": {asset: shard.version for asset, shard in self.parents.items() if shard.version},
+        }
+        return ShardRecord(
+            self.job.asset,
+            self.key,
+            self.fingerprint,
+            result.version,
+            result.uri,
+            stat,
+            dict(result.metadata),
+            checks,
+            account,
+        )
+
+    def is_up_to_date(self, record: ShardRecord, required_checks: frozenset[str]) -> bool:
+        """Return whether the recorded work is the planned one, and passed its checks.
+
+        Every required check needs a result, and none may forbid to publish.
+        """
+        return record.fingerprint == self.fingerprint and has_passed(
+            record, required_checks, self.job.blocking
+        )
+
+
+def has_passed(record: ShardRecord, required: frozenset[str], blocking: frozenset[str]) -> bool:
+    """Return whether a shard has a result of each required check, and none that keeps it back."""
+    checks = [Check(**check) for check in record.checks]
+    return required <= {check.name for check in checks} and not blocked_by(checks, blocking)
+
+
+@dataclass(frozen=True)
+class RecordedJob:
+    """A job whose worker also writes the account of the shard that it has published.
+
+    Args:
+        run_job: makes the shard.
+    """
+
+    run_job: Callable[[ShardJob], ShardResult]
+    planned: PlannedJob
+
+    @property
+    def key(self) -> str:
+        return self.planned.key
+
+
+def record_shard(job: RecordedJob) -> ShardResult:
+    """Make one shard, and write its account once it is published."""
+    planned = job.planned
+    result = planned.validated(job.run_job(planned.job))
+    if not result.ok:
+        return result
+    dest = planned.job.dest
+    try:
+        stat = stat_outputs([dest])[dest]
+    except OSError as error:
+        return replace(result, ok=False, error=f"{NOT_FOUND_AGAIN}: {error_line(error)}")
+    return planned.recorded(result, stat, Ledger(planned.job.root))
 
 
 def ingest_shard(job: ShardJob) -> ShardResult:

@@ -36,8 +36,9 @@ from mm_assets.graph import Shard, ShardResult, ShardSet, digest
 from mm_assets.graph.assets import plan_of
 from mm_assets.graph.dagster_internals import SHARDS, chunks
 from mm_assets.graph.io_manager import NoWorkersError, ShardIOManager
-from mm_assets.graph.planned_jobs import SETTINGS_MARK, has_passed
+from mm_assets.graph.planned_jobs import SETTINGS_MARK
 from mm_assets.graph.raw import RAW_SHARDS, judged_before
+from mm_assets.graph.shard_jobs import has_passed
 from mm_assets.model.errors import DataError, counted
 from mm_assets.storage.files import is_remote, join
 from mm_assets.terminal import ProgressLine

@@ -278,6 +278,14 @@ def remote_stamps(files: Iterable[str], options: StorageOptions | None = None) -
     return stamps
 
 
+def own_stamp(path: str) -> str:
+    """Return the stamp that `files_in` has for a local file; empty if there is none."""
+    try:
+        return _stamped(os.stat(path), 0).stamp
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
 def _stamped(found: os.stat_result, settled_at: int) -> StampedFile:
     times = f"{found.st_mtime_ns}:{found.st_ctime_ns}"
     is_settled = max(found.st_mtime_ns, found.st_ctime_ns) < settled_at

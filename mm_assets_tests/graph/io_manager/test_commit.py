@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from mm_assets.accounting import ShardRecord
-from mm_assets.accounting.accounts import Ledger
 from mm_assets.graph import ShardJob, ShardResult
 from mm_assets_tests.graph.io_manager import toy, toy_job
 from mm_assets_tests.graph.io_manager.conftest import Toy
@@ -146,14 +143,7 @@ def test_record_that_cannot_be_written_fails_its_shard(
     deployment: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment.shards(2)
-    write = Ledger.write
-
-    def full(self: Ledger, record: ShardRecord, rows: pa.Table | None = None) -> None:
-        if record.key == "k01":
-            raise OSError(28, "No space left on device")
-        write(self, record, rows)
-
-    monkeypatch.setattr(Ledger, "write", full)
+    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy_job.run_and_fill_disk))
     run = deployment.run("two", "k01", "k02")
     assert deployment.landed("scores", run) == ["k02"]
     line = "shard 'k01' of curated: published, but its record could not be written: No space left on device"

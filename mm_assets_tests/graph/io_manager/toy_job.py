@@ -12,6 +12,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
+
+from mm_assets.accounting import ShardRecord
+from mm_assets.accounting.accounts import Ledger, WrittenAccount
 from mm_assets.graph import Check, ShardJob, ShardResult, blocked_by
 from mm_assets.storage.files import staged
 
@@ -121,6 +125,19 @@ def die_while_writing(job: ShardJob) -> ShardResult:
         Path(file.path).write_text("half")
         os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
+
+
+def run_and_fill_disk(job: ShardJob) -> ShardResult:
+    """`run`, in a worker that cannot write the account of shard k01."""
+    write = Ledger.write
+
+    def full(self: Ledger, record: ShardRecord, rows: pa.Table | None = None) -> WrittenAccount:
+        if record.key == "k01":
+            raise OSError(28, "No space left on device")
+        return write(self, record, rows)
+
+    Ledger.write = full  # type: ignore[method-assign]
+    return run(job)
 
 
 def run_longer_scores(job: ShardJob) -> ShardResult:
