@@ -270,7 +270,7 @@ def _present(instance: dg.DagsterInstance, root: str, listing: Listing, assets: 
     known = instance.get_dynamic_partitions(str(SHARDS.name))
     retired = stated_partitions(join(root, "ledger", RETIRED), ".json")
     named = {asset: Ledger(root).named(asset) for asset in sorted(assets)}
-    return digest([root, __version__, sorted(listing), sorted(known), retired, named])
+    return digest(json.dumps([root, __version__, sorted(listing), sorted(known), retired, named]))
 
 
 def _made(root: str, records: Records) -> str:
@@ -279,7 +279,7 @@ def _made(root: str, records: Records) -> str:
         asset: sorted((key, record.fingerprint, record.version) for key, record in by_key.items())
         for asset, by_key in sorted(records.items())
     }
-    return digest([recorded, sorted(VerdictIndex.read(statistics_folder(root)).shards.items())])
+    return digest(json.dumps([recorded, sorted(VerdictIndex.read(statistics_folder(root)).shards.items())]))
 
 
 def _specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
