@@ -81,6 +81,19 @@ def test_later_record_replaces_the_earlier(root: str) -> None:
     assert ledger.records("curated", ["a"]) == {"a": record("a", "v2")}
 
 
+def test_a_record_that_was_written_here_is_read_as_it_lies_there(root: str) -> None:
+    ledger = Ledger(root)
+    written = ledger.write(record("a"))
+    stored = ledger.records("curated", ["a"])
+    written.remember()
+    assert ledger.records("curated", ["a"]) == stored
+    Ledger(root).write(record("a", "v2"))  # as another process does
+    assert ledger.records("curated", ["a"])["a"].version == "v2"
+    fs, path = fsspec.core.url_to_fs(written.uri)
+    fs.rm_file(path)
+    assert ledger.records("curated", ["a"]) == {}
+
+
 def test_place_is_below_ledger_and_escaped(tmp_path: Path) -> None:
     Ledger(str(tmp_path)).write(record("train/a.b"))
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == [

@@ -3,14 +3,15 @@ these.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from mm_assets.graph import ShardResult, dagster_internals
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.graph import ShardJob, ShardResult, dagster_internals
 from mm_assets.graph.assets import landed_checks
 from mm_assets.graph.planned_jobs import ShardReports
 from mm_assets_tests.automation.alerts.event_writer import Writer
@@ -177,6 +178,25 @@ def test_worker_that_dies_while_writing_leaves_nothing_published(
     monkeypatch.undo()
     assert deployment.run("two", "k01", "k01").success
     assert [p.name for p in (deployment.root / "curated").iterdir()] == ["k01.out"]
+
+
+@pytest.mark.parametrize("death", [toy_job.die_before_account, toy_job.die_after_account])
+def test_worker_that_dies_before_its_answer_fails_its_shard_and_the_next_run_lands_it(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch, death: Callable[[ShardJob], ShardResult]
+) -> None:
+    deployment.shards(1)
+    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(death))
+    run = deployment.run("two", "k01", "k01")
+    assert deployment.landed("curated", run) == []
+    assert deployment.log(run)[0].startswith("shard 'k01' of curated: worker killed by signal 9")
+    assert (deployment.root / "curated" / "k01.out").exists()
+    recorded = Ledger(str(deployment.root)).records("curated", ["k01"])
+    assert bool(recorded) == (death is toy_job.die_after_account)
+    monkeypatch.undo()
+    again = deployment.run("two", "k01", "k01")
+    assert again.success and deployment.landed("curated", again) == ["k01"]
+    record = Ledger(str(deployment.root)).records("curated", ["k01"])["k01"]
+    assert deployment.latest("curated", ["k01"])["k01"].version == record.version
 
 
 def test_without_the_gate_the_asset_itself_fails_the_run(deployment: Toy) -> None:

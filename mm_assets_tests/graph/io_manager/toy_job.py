@@ -140,6 +140,26 @@ def run_and_fill_disk(job: ShardJob) -> ShardResult:
     return run(job)
 
 
+def die_before_account(job: ShardJob) -> ShardResult:
+    """As if the kernel killed the worker between the output and its account."""
+    run(job)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
+
+
+def die_after_account(job: ShardJob) -> ShardResult:
+    """`run`, in a worker that is killed when the account is there and its answer is not."""
+    write = Ledger.write
+
+    def killed(self: Ledger, record: ShardRecord, rows: pa.Table | None = None) -> WrittenAccount:
+        write(self, record, rows)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("still alive")
+
+    Ledger.write = killed  # type: ignore[method-assign]
+    return run(job)
+
+
 def run_longer_scores(job: ShardJob) -> ShardResult:
     """`run`, but with every measured length one more."""
     if job.steps and isinstance(job.steps[0], Measure):
