@@ -48,7 +48,7 @@ from mm_assets.storage.listing import LEDGER_BESIDE
 from mm_assets.storage.stamps import existing_files, parallel_map, stat_outputs
 
 
-def stated_partitions(folder: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
+def stated_partitions(folder: str, suffix: str) -> list[str]:
     """Return the partitions that the files of a folder belong to, by name or content; none without a folder.
 
     A file that tells its partition by neither is listed under its file name.
@@ -56,9 +56,8 @@ def stated_partitions(folder: str, suffix: str, options: StorageOptions | None =
     Args:
         folder: a folder with one file per partition.
         suffix: suffix of these files; others are left out.
-        options: for the file system.
     """
-    fs, path = filesystem(folder, options)
+    fs, path = filesystem(folder)
     fs.invalidate_cache()
     try:
         files = [str(file) for file in fs.ls(path, detail=False)]
@@ -400,12 +399,12 @@ class Balance:
         return total % _MODULUS == int(self.in_digest, 16)
 
 
-def publish_losses(uri: str, items: pa.Table, options: StorageOptions | None = None) -> None:
+def publish_losses(uri: str, items: pa.Table) -> None:
     """Publish a table of lost items; without any, remove the file of an earlier run."""
     if items.num_rows:
-        publish_table(uri, items, options)
+        publish_table(uri, items)
     else:
-        remove(uri, options)
+        remove(uri)
 
 
 def items_table(asset: str, partition: str, losses: Iterable[Loss]) -> pa.Table:

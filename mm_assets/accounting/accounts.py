@@ -51,7 +51,6 @@ from mm_assets.formats.parquet import SHARD, UNREADABLE, UnreadableFile, read_bu
 from mm_assets.model.digest import ContentDigest
 from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import (
-    StorageOptions,
     filesystem,
     is_remote,
     join,
@@ -105,10 +104,9 @@ class Ledger:
     paths of this machine in them.
     """
 
-    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root.rstrip("/") + "/"
-        self._options = options
-        self._earlier = EarlierLedger(root, options)
+        self._earlier = EarlierLedger(root)
 
     def folder(self, asset: str) -> str:
         """Return the folder with the accounts of an asset, one file per shard."""
@@ -140,7 +138,7 @@ class Ledger:
         uris = {name: join(self.folder(asset), f"{name}.parquet") for name in names}
         # First: another process may be making accounts of them, and each is there before its record goes.
         earlier = self._earlier.records(asset, list(uris))
-        stamps = _stamps(self.folder(asset), len(uris), self._options)
+        stamps = _stamps(self.folder(asset), len(uris))
         known = {name: _recall(uri, (stamps or {}).get(uri)) for name, uri in uris.items()}
         found = {name: self._checked(record, asset, name) for name, record in known.items() if record}
         listed = uris.values() if stamps is None else stamps
@@ -174,7 +172,7 @@ class Ledger:
         names = {partition_filename(partition): partition for partition in partitions}
         folder = self.folder(asset).removeprefix(self._root)
         index = account_index_folder(self._root, asset)
-        known = KnownFiles(self._root, folder, _SUFFIX, index, self._options)
+        known = KnownFiles(self._root, folder, _SUFFIX, index)
         found: dict[str, ShardRecord] = {}
         for name, text in known.recall(names).items():
             with suppress(*UNREADABLE):  # of another release
@@ -205,7 +203,7 @@ class Ledger:
     def named(self, asset: str) -> list[str]:
         """Return the shards of an asset that have an account, readable or not, by the names of the files."""
         earlier = self._earlier.named(asset)  # first, as in `records_by_name`
-        found = stated_partitions(self.folder(asset), ".parquet", self._options)
+        found = stated_partitions(self.folder(asset), ".parquet")
         return list(dict.fromkeys([*found, *earlier]))
 
     def write(self, record: ShardRecord, rows: pa.Table | None = None) -> WrittenAccount:
@@ -219,7 +217,7 @@ class Ledger:
         stated = replace(record, uri=self.relative(record.uri))
         uri = self.uri(record.asset, record.key)
         data, found = _account(stated, ACCOUNT_SCHEMA.empty_table() if rows is None else rows)
-        publish_bytes(uri, data, self._options)
+        publish_bytes(uri, data)
         etag = content_etag(uri, data)
         stamp = f"{len(data)}:{etag}" if etag else own_stamp(local_path(uri))
         written = WrittenAccount(uri, stamp, xxhash.xxh3_128_digest(data), found)
@@ -260,7 +258,7 @@ class Ledger:
     def rows(self, asset: str, partition: str) -> pa.Table | None:
         """Return the rows of an account in `ACCOUNT_SCHEMA`; None if there is none. Raises as `items`."""
         uri = self.uri(asset, partition)
-        data = read_bytes(uri, self._options)
+        data = read_bytes(uri)
         if data is None:
             return None
         try:
@@ -277,7 +275,7 @@ class Ledger:
         records = list(records)
         written = {record.key: recorded_files(record) for record in records}
         uris = [join(self._root, path) for files in written.values() for path in files]
-        present = digest_files(self._root, uris, self._options)
+        present = digest_files(self._root, uris)
         of_rows = parallel_map(self._row_problem, records, self._root)
         found: dict[str, list[str]] = {}
         for record, problem in zip(records, of_rows, strict=True):
@@ -336,7 +334,7 @@ class Ledger:
     def _read_whole(self, asset: str, name: str, known: KnownFiles) -> _Account | None:
         """Return a record if its account and small files are as they were written; None: there is none."""
         uri = join(self.folder(asset), f"{name}{_SUFFIX}")
-        data = read_bytes(uri, self._options)
+        data = read_bytes(uri)
         if data is None:
             return None
         try:
@@ -354,7 +352,7 @@ class Ledger:
         for path, written in recorded_files(record).items():
             found = known.file(path)
             if written is not None and found is not None and found.size == written["bytes"]:
-                data = read_bytes(join(self._root, path), self._options) or b""
+                data = read_bytes(join(self._root, path)) or b""
                 etags[path] = content_etag(uri, data)
                 is_whole &= written == {"bytes": len(data), "digest": xxhash.xxh3_128_hexdigest(data)}
             else:
@@ -364,10 +362,10 @@ class Ledger:
 
     def _end_of(self, uri: str) -> bytes | None:
         """Return the end of an account, with all of its metadata; None if it does not exist."""
-        end = read_end(uri, _END_BYTES, self._options)
+        end = read_end(uri, _END_BYTES)
         if end is None or int.from_bytes(end[-8:-4], "little") + 8 <= len(end):
             return end
-        return read_bytes(uri, self._options)
+        return read_bytes(uri)
 
 
 # Digests of the accounts that this process and its workers have written: nobody need compare their rows with
@@ -382,11 +380,11 @@ _LISTED_AT_ONCE = 1000  # files that one request lists
 _sizes: dict[str, int] = {}  # of folders, when they were listed last
 
 
-def _stamps(folder: str, wanted: int, options: StorageOptions | None) -> dict[str, str] | None:
+def _stamps(folder: str, wanted: int) -> dict[str, str] | None:
     """Return the stamp of each account in a remote folder by URI; None if it costs less to ask for each."""
     if not is_remote(folder) or wanted < _LEAST_LISTED or _sizes.get(folder, 0) > _LISTED_AT_ONCE * wanted:
         return None
-    listed = files_in(folder, options, ".parquet")
+    listed = files_in(folder, suffix=".parquet")
     _sizes[folder] = len(listed)
     return {join(folder, name): file.stamp for name, file in listed.items()}
 
@@ -475,9 +473,8 @@ _without_earlier: set[str] = set()
 class EarlierLedger:
     """What an earlier release has left below a storage root: a record, lost items and a balance apart."""
 
-    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str) -> None:
         self._root = join(root, LEDGER_FOLDER)
-        self._options = options
 
     @cached_property
     def exists(self) -> bool:
@@ -490,7 +487,7 @@ class EarlierLedger:
         return False
 
     def _names(self) -> list[str]:
-        fs, path = filesystem(self._root, self._options)
+        fs, path = filesystem(self._root)
         try:
             return [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)]
         except FileNotFoundError:
@@ -522,7 +519,7 @@ class EarlierLedger:
 
     def _read(self, folder: str, asset: str, name: str) -> ShardRecord | None:
         uri = join(folder, f"{name}.json")
-        data = read_bytes(uri, self._options)
+        data = read_bytes(uri)
         if data is None:
             return None
         try:
@@ -530,7 +527,7 @@ class EarlierLedger:
         except (ValueError, TypeError) as error:
             log.warning("record %s is unreadable, the next run makes its shard again: %s", uri, error)
             return None
-        published = read_bytes(self._published(name), self._options) if asset == CURATED.asset else None
+        published = read_bytes(self._published(name)) if asset == CURATED.asset else None
         with suppress(ValueError, LookupError):  # without it the output itself is read
             if published is not None:
                 content = json.loads(unseal(published)["content"])
@@ -544,7 +541,7 @@ class EarlierLedger:
     def named(self, asset: str) -> list[str]:
         """Return the shards of an asset that have a record, readable or not, by the names of the files."""
         folder = join(self._root, partition_filename(asset))
-        return stated_partitions(folder, ".json", self._options) if self.exists else []
+        return stated_partitions(folder, ".json") if self.exists else []
 
     def items(self, asset: str, partition: str) -> pa.Table:
         """Return lost items in `ITEMS_SCHEMA`."""
@@ -575,7 +572,7 @@ class EarlierLedger:
     def remove(self, asset: str, partition: str) -> None:
         """Remove what an account has replaced, and local folders that are empty then."""
         for uri in self.uris(asset, partition):
-            remove(uri, self._options)
+            remove(uri)
             if not is_remote(uri):
                 folder = Path(local_path(uri)).parent
                 with suppress(OSError):  # not empty
@@ -583,13 +580,13 @@ class EarlierLedger:
                     folder.parent.rmdir()
         if asset == CURATED.asset and self.exists:
             folder_of_index = join(self._root, "index", "sample_ids")
-            for name in files_in(folder_of_index, self._options):
-                remove(join(folder_of_index, name), self._options)
+            for name in files_in(folder_of_index):
+                remove(join(folder_of_index, name))
 
     def _table(self, folder: str, asset: str, partition: str, columns: Sequence[str]) -> pa.Table | None:
         name = f"{partition_filename(partition)}.parquet"
         uri = join(self._root, folder, partition_filename(asset), name)
-        data = read_bytes(uri, self._options) if self.exists else None
+        data = read_bytes(uri) if self.exists else None
         try:
             return None if data is None else read_buffer(data, columns)
         except UNREADABLE as error:

@@ -27,7 +27,6 @@ from mm_assets.accounting.survey import RequiredType, ShardColumns, is_same_type
 from mm_assets.formats.parquet import UNREADABLE, original_schema, parquet_file
 from mm_assets.model.errors import counted
 from mm_assets.model.json_codec import FieldTally, is_json
-from mm_assets.storage.files import StorageOptions
 from mm_assets.storage.stamps import parallel_map
 
 T = TypeVar("T")
@@ -57,10 +56,9 @@ class PublishedOutputs:
     Files that are missing or unreadable are logged and skipped: their shards are made again.
     """
 
-    def __init__(self, root: str, asset: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str, asset: str) -> None:
         self._root = root
         self._asset = asset
-        self._options = options
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the sample ids of these shards."""
@@ -76,11 +74,11 @@ class PublishedOutputs:
         keys = sorted(partitions)
         if not keys:  # the usual case: accounts tell
             return
-        records = Ledger(self._root, self._options).records(self._asset, keys)
+        records = Ledger(self._root).records(self._asset, keys)
 
         def read_output(record: ShardRecord) -> T | None:
             try:
-                with parquet_file(record.uri, self._options) as file:
+                with parquet_file(record.uri) as file:
                     return read(file)
             except UNREADABLE as error:
                 if (

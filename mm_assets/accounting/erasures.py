@@ -38,7 +38,7 @@ from mm_assets.model.json_codec import is_json, json_value, strings_in
 from mm_assets.model.losses import Loss
 from mm_assets.model.nested_types import binary_views, take_rows
 from mm_assets.model.samples import BatchStream, InterleavedBatch, StepResult, parse_source_ref
-from mm_assets.storage.files import StorageOptions, join
+from mm_assets.storage.files import join
 from mm_assets.storage.small_files import FolderFiles, seal, unseal
 from mm_assets.storage.stamps import files_in
 
@@ -154,8 +154,8 @@ class Erasure:
 class ErasureStore(FolderFiles):
     """The erasures of a storage root, a folder or URL."""
 
-    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
-        super().__init__(join(root, FOLDER), options)
+    def __init__(self, root: str) -> None:
+        super().__init__(join(root, FOLDER))
 
     def all(self) -> list[Erasure]:
         """Return all erasures, the earliest first.
@@ -168,7 +168,7 @@ class ErasureStore(FolderFiles):
 
     def stamps(self) -> dict[str, str]:
         """Return a text for each erasure that changes with it, from one listing."""
-        listed = files_in(self._uri(""), self._options, _SUFFIX)
+        listed = files_in(self._uri(""), suffix=_SUFFIX)
         return {name: file.stamp for name, file in listed.items() if name[0] != "."}
 
     def unfinished(self) -> list[Erasure]:
@@ -269,20 +269,17 @@ class DenyList:
         return cls(entries, partitions)
 
     @classmethod
-    def read(
-        cls, root: str, options: StorageOptions | None = None, lists: Iterable[HashList] = ()
-    ) -> DenyList:
+    def read(cls, root: str, lists: Iterable[HashList] = ()) -> DenyList:
         """Return the list of a storage root, with one listing; files are read where they have changed.
 
         Args:
             root: a folder or URL.
-            options: for its file system.
             lists: hash lists that count as well.
 
         Raises:
             UnreadableFile: an erasure is damaged.
         """
-        store = ErasureStore(root, options)
+        store = ErasureStore(root)
         stamps = store.stamps()
         known = _read_before.get(store.folder, ({}, cls()))
         if known[0] != stamps:
@@ -375,7 +372,6 @@ class DenyList:
         self,
         table: pa.Table,
         roots: Sequence[str] | None = None,
-        options: StorageOptions | None = None,
     ) -> dict[int, Denial]:
         """Return what is said against rows, by their numbers.
 
@@ -384,7 +380,6 @@ class DenyList:
         Args:
             table: rows of whole samples, in the columns of the data model.
             roots: where the bytes of images that only a locator names may be fetched from.
-            options: for the file systems of the locators.
         """
         found: dict[int, Denial] = {}
         if self._of_kind(SAMPLE_ID):
@@ -397,7 +392,7 @@ class DenyList:
                 if row not in found and (denial := urls.get(text_digest(text))) is not None:
                     found[row] = denial._replace(is_of_sample=is_metadata[row])
         if self.needs_bytes:
-            for row, denial in self._denied_images(table, roots, options):
+            for row, denial in self._denied_images(table, roots):
                 found.setdefault(row, denial)
         return found
 
@@ -464,12 +459,10 @@ class DenyList:
                     return _listed(each)
         return None
 
-    def _denied_images(
-        self, table: pa.Table, roots: Sequence[str] | None, options: StorageOptions | None
-    ) -> Iterator[tuple[int, Denial]]:
+    def _denied_images(self, table: pa.Table, roots: Sequence[str] | None) -> Iterator[tuple[int, Denial]]:
         """Yield row and denial of images; those without bytes are fetched, a few at a time."""
         first = 0
-        for part in materialize_parts(table, _FETCHED_BYTES, roots, options):
+        for part in materialize_parts(table, _FETCHED_BYTES, roots):
             views = [view for chunk in part.column("binary_content").chunks for view in binary_views(chunk)]
             is_image = pc.equal(part.column("modality"), "image").to_pylist()
             rows = [row for row, view in enumerate(views) if is_image[row] and view]

@@ -81,7 +81,7 @@ _OFFSET = np.dtype("<u8")
 _COPIED = 16 << 20  # bytes of a sample in memory at a time
 
 
-def in_accounts(folder: str, sample_id: str, options: StorageOptions | None = None) -> dict[str | None, Rows]:
+def in_accounts(folder: str, sample_id: str) -> dict[str | None, Rows]:
     """Return lost items of a sample by partition, from the accounts in a folder.
 
     An account that cannot be read is logged and left out: the next run makes it again.
@@ -89,12 +89,12 @@ def in_accounts(folder: str, sample_id: str, options: StorageOptions | None = No
 
     def lost(file: str) -> tuple[str, Rows] | None:
         try:
-            return _in_file(file, folder, sample_id, ITEMS_SCHEMA.names, options)
+            return _in_file(file, folder, sample_id, ITEMS_SCHEMA.names)
         except ValueError as error:
             log.warning("%s", error)
             return None
 
-    return _in_files(folder, options, lost)
+    return _in_files(folder, lost)
 
 
 def _find_parquet_sample(query: SampleQuery) -> Mapping[str | None, Rows]:
@@ -103,15 +103,13 @@ def _find_parquet_sample(query: SampleQuery) -> Mapping[str | None, Rows]:
     It reads each file's footer; of row groups whose statistics leave room for the id, the ``sample_id``; of
     those that have it, the other columns.
     """
-    folder, sample_id, options = query.folder, query.sample_id, query.options
-    return _in_files(folder, options, lambda file: _in_file(file, folder, sample_id, COLUMNS, options))
+    folder, sample_id = query.folder, query.sample_id
+    return _in_files(folder, lambda file: _in_file(file, folder, sample_id, COLUMNS))
 
 
-def _in_files(
-    folder: str, options: StorageOptions | None, look: Callable[[str], tuple[str, Rows] | None]
-) -> dict[str | None, Rows]:
+def _in_files(folder: str, look: Callable[[str], tuple[str, Rows] | None]) -> dict[str | None, Rows]:
     try:
-        files = expand_paths(folder, (".parquet",), options)
+        files = expand_paths(folder, (".parquet",))
     except FileNotFoundError:
         return {}
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -119,25 +117,23 @@ def _in_files(
 
 
 def _find_webdataset_sample(query: SampleQuery) -> Mapping[str | None, Rows]:
-    return {name: _in_tar(query.uri_of(name), query.sample_id, query.options) for name in query.partitions}
+    return {name: _in_tar(query.uri_of(name), query.sample_id) for name in query.partitions}
 
 
-def _in_tar(uri: str, sample_id: str, options: StorageOptions | None) -> Rows:
+def _in_tar(uri: str, sample_id: str) -> Rows:
     """Return rows of a sample in one of our tars; none when it does not exist. No other's images are read."""
     from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 
-    if not exists(uri, options):
+    if not exists(uri):
         return []
-    with sample_tar(uri, sample_id, options) as tar:
+    with sample_tar(uri, sample_id) as tar:
         if tar is None:
             return []
-        reader = InterleavedWebdatasetReader(tar, materialize=False, storage_options=options)
+        reader = InterleavedWebdatasetReader(tar, materialize=False)
         return _projected(reader, tar, sample_id)
 
 
-def in_lance(
-    uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None = None
-) -> dict[str | None, Rows]:
+def in_lance(uri: str, sample_id: str, partitions: Iterable[str]) -> dict[str | None, Rows]:
     """Return rows of a sample in a Lance table, by the partition they were committed with.
 
     There are none without a table. The partition is None in a table of others.
@@ -146,18 +142,18 @@ def in_lance(
         partitions: partitions to try first. The records of all others are read only when it is none of them.
     """
     # Checked before Lance is imported: it may not be installed.
-    if not exists(join(uri, "_versions"), options):
+    if not exists(join(uri, "_versions")):
         return {}
     from mm_assets.formats.lance.reader_writer import lance_options
     from mm_assets.formats.lance.snapshot import ids_predicate
     from mm_assets.formats.lance.table import LanceTable
 
-    table = LanceTable(uri, lance_options(uri, options))
+    table = LanceTable(uri, lance_options(uri, None))
     if not table.exists():
         return {}
     dataset = table.dataset()
     rows = dataset.scanner(columns=COLUMNS, filter=ids_predicate([sample_id])).to_table().to_pylist()
-    return {_owner(dataset, uri, sample_id, partitions, options): rows} if rows else {}
+    return {_owner(dataset, uri, sample_id, partitions): rows} if rows else {}
 
 
 def _projected(reader: InterleavedReader, file: str, sample_id: str) -> Rows:
@@ -169,11 +165,9 @@ def _projected(reader: InterleavedReader, file: str, sample_id: str) -> Rows:
     ]
 
 
-def _in_file(
-    file: str, folder: str, sample_id: str, columns: Sequence[str], options: StorageOptions | None
-) -> tuple[str, Rows] | None:
+def _in_file(file: str, folder: str, sample_id: str, columns: Sequence[str]) -> tuple[str, Rows] | None:
     try:
-        with located(file), parquet_file(file, options) as parquet:
+        with located(file), parquet_file(file) as parquet:
             rows = _rows_of(parquet, sample_id, columns)
             shard = (parquet.metadata.metadata or {}).get(SHARD.encode())
     except FileNotFoundError:
@@ -209,21 +203,21 @@ def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str | None, Rows]:
 
 
 @contextmanager
-def sample_tar(uri: str, sample_id: str, options: StorageOptions | None) -> Iterator[str | None]:
+def sample_tar(uri: str, sample_id: str) -> Iterator[str | None]:
     """Yield a tar with the sample: its members alone, cut out by the index beside the tar, or the tar itself.
 
     The tar is one that this project wrote.
 
     None is yielded if the index shows that the tar does not have the sample.
     """
-    if not exists(f"{uri}.idx", options):
+    if not exists(f"{uri}.idx"):
         yield uri
         return
-    with open_binary(f"{uri}.idx", options) as file:
+    with open_binary(f"{uri}.idx") as file:
         starts = np.frombuffer(file.read(), _OFFSET).tolist()
     prefix = f"{sample_key(sample_id)}.".encode()
     with (
-        open_fetcher(uri, uri, options) as fetcher,
+        open_fetcher(uri, uri) as fetcher,
         tempfile.TemporaryDirectory(prefix="mm-assets-") as folder,
     ):
         headers = _ranges(fetcher, [(start, BLOCK) for start in starts[:-1]])
@@ -247,16 +241,14 @@ def _ranges(fetcher: Fetcher, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
     return results  # type: ignore[return-value]
 
 
-def _owner(
-    dataset: Any, uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None
-) -> str | None:
+def _owner(dataset: Any, uri: str, sample_id: str, partitions: Iterable[str]) -> str | None:
     from mm_assets.formats.lance import Location
     from mm_assets.formats.lance.reader_writer import lance_options
     from mm_assets.formats.lance.records import PartitionRecord, PartitionRecords
     from mm_assets.formats.lance.snapshot import Snapshot
 
     snapshot = Snapshot(dataset)
-    records = PartitionRecords(Location(uri, lance_options(uri, options)))
+    records = PartitionRecords(Location(uri, lance_options(uri, None)))
 
     def partition_with(found: Mapping[str, list[PartitionRecord]]) -> str | None:
         live = {partition: snapshot.live(entries) for partition, entries in found.items()}
@@ -355,7 +347,7 @@ ACCOUNTED_LANCE = AccountedFormat(
     library="lance.LanceDataset.scanner",
     parts=_lance_parts,
     states_types=lambda _: False,  # they depend on the other rows of the table, too
-    find_sample=lambda query: in_lance(query.folder, query.sample_id, query.partitions, query.options),
+    find_sample=lambda query: in_lance(query.folder, query.sample_id, query.partitions),
     finds_partitions=True,
     table=TableAccount(_partitions, _suspects),
 )
@@ -466,8 +458,6 @@ def find_sample(kind: str, query: SampleQuery) -> Mapping[str | None, Rows]:
         return find(query)
     uris = {name: query.uri_of(name) for name in query.partitions}
     return {
-        name: _projected(reader_for(kind, uri, storage_options=query.options), uri, query.sample_id)
-        if exists(uri, query.options)
-        else []
+        name: _projected(reader_for(kind, uri), uri, query.sample_id) if exists(uri) else []
         for name, uri in uris.items()
     }

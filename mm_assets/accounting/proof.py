@@ -32,7 +32,6 @@ from mm_assets.accounting.accounts import Ledger
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import UNREADABLE, read_buffer
 from mm_assets.storage.files import (
-    StorageOptions,
     filesystem,
     is_remote,
     join,
@@ -151,10 +150,9 @@ _TRACES = {
 class Evidence:
     """Traces of shards below a storage root (folder or URL)."""
 
-    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root
-        self._options = options
-        self._ledger = Ledger(root, options)
+        self._ledger = Ledger(root)
 
     def of(self, asset: str) -> dict[str, list[str]]:
         """Return the shards of an asset that were published once, with the kinds of evidence for each.
@@ -165,9 +163,9 @@ class Evidence:
         found: dict[str, list[str]] = {}
         for folder, (suffix, what) in _TRACES.items():
             below = join(self._root, folder, partition_filename(asset))
-            for partition in stated_partitions(below, suffix, self._options):
+            for partition in stated_partitions(below, suffix):
                 found.setdefault(partition, []).append(what)
-        for partition in ProofStore(self._root, self._options).partitions(asset):
+        for partition in ProofStore(self._root).partitions(asset):
             found.setdefault(partition, []).append("an earlier proof")
         for output in made_from(asset):
             for partition in self._ledger.named(output.asset):
@@ -192,7 +190,7 @@ class Evidence:
             return []
         folder = join(self._root, output.folder)
         try:
-            files = expand_paths(folder, output.format.suffixes, self._options)
+            files = expand_paths(folder, output.format.suffixes)
         except FileNotFoundError:
             return []
         named = {output.uri(self._root, partition) for partition in known}
@@ -288,10 +286,9 @@ _Listed = list[tuple[int, str]]  # bytes and names of files
 class ProofStore:
     """Proofs below a storage root (folder or URL)."""
 
-    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str) -> None:
         self._folder = join(root, "proof")
-        self._options = options
-        self._fs, self._path = filesystem(self._folder, options)
+        self._fs, self._path = filesystem(self._folder)
 
     def read(
         self, asset: str, partitions: Iterable[str], *, with_equal: bool = True
@@ -392,7 +389,7 @@ class ProofStore:
 
     def summary(self) -> dict[str, Any]:
         """Return ``proof.json``; nothing where there is none that can be read."""
-        data = read_bytes(join(self._folder, SUMMARY), self._options)
+        data = read_bytes(join(self._folder, SUMMARY))
         try:
             summary = unseal(data) if data is not None else {}
         except ValueError:  # torn or changed: made again from the proofs
@@ -413,7 +410,7 @@ class ProofStore:
         folder = join(self._folder, partition_filename(asset))
 
         def read(entry: tuple[int, str]) -> pa.Table | None:
-            data = read_bytes(join(folder, entry[1]), self._options)
+            data = read_bytes(join(folder, entry[1]))
             return None if data is None else _rows(entry[1], data, columns)
 
         found = zip(listed, parallel_map(read, listed, folder), strict=True)
@@ -421,7 +418,7 @@ class ProofStore:
 
     def _listed(self, asset: str) -> _Listed:
         """Return bytes and names of the files with proofs, the smallest first."""
-        found = files_in(join(self._folder, partition_filename(asset)), self._options)
+        found = files_in(join(self._folder, partition_filename(asset)))
         return _with_proofs((file.size, name) for name, file in found.items())
 
     def _listings(self) -> dict[str, _Listed]:
@@ -442,18 +439,18 @@ class ProofStore:
         """Publish a table of proofs in the place of some files."""
         folder, data = join(self._folder, partition_filename(asset)), to_bytes(table)
         if table.num_rows:
-            publish_bytes(join(folder, _name(data)), data, self._options)
+            publish_bytes(join(folder, _name(data)), data)
         replaced = [name for name in files if name != _name(data)]
         for name in replaced:
-            remove(join(folder, name), self._options)
+            remove(join(folder, name))
         if any(name.endswith(_EARLIER) for name in replaced):  # which had a table of them, too
-            remove(f"{folder}{_SUFFIX}", self._options)
+            remove(f"{folder}{_SUFFIX}")
 
     def _publish_summary(self, summary: Mapping[str, Any]) -> None:
         # Not synced to disk: an empty file counts as none.
         uri, data = join(self._folder, SUMMARY), seal(summary)
-        if is_remote(uri) or read_bytes(uri, self._options) != data:
-            publish_bytes(uri, data, self._options)
+        if is_remote(uri) or read_bytes(uri) != data:
+            publish_bytes(uri, data)
 
 
 def _with_proofs(files: Iterable[tuple[int, str]]) -> _Listed:
@@ -488,11 +485,9 @@ def _rows(name: str, data: bytes, columns: Sequence[str]) -> pa.Table | None:
     return table if table.schema.equals(pa.schema([SCHEMA.field(column) for column in columns])) else None
 
 
-def damaged_shards(
-    root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None
-) -> set[str]:
+def damaged_shards(root: str, asset: str, partitions: Iterable[str]) -> set[str]:
     """Return the partitions of an asset whose last proof found an output other than was written."""
-    proofs = ProofStore(root, options).read(asset, partitions, with_equal=False)
+    proofs = ProofStore(root).read(asset, partitions, with_equal=False)
     return {partition for partition, proof in proofs.items() if proof.is_damaged}
 
 

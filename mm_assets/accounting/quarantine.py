@@ -31,7 +31,7 @@ from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.model.errors import DENIED, FETCH_FAILED, Fault
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.storage.errors import is_store_failure
-from mm_assets.storage.files import StorageOptions, join, open_binary, remove, size_of, staged
+from mm_assets.storage.files import join, open_binary, remove, size_of, staged
 
 Item = TypeVar("Item")
 
@@ -71,10 +71,7 @@ class RawLocation:
 class RawFiles:
     """The files of one raw shard, under every name a locator may use: their own, or the path below a root."""
 
-    def __init__(
-        self, files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None
-    ) -> None:
-        self._options = options
+    def __init__(self, files: Sequence[str], roots: Sequence[str]) -> None:
         self._by_name = {file: file for file in files}
         for root in (root.rstrip("/") + "/" for root in roots):
             self._by_name.update({file.removeprefix(root): file for file in files if file.startswith(root)})
@@ -139,7 +136,7 @@ class RawFiles:
         for source, rows in by_file.items():
             file = self._by_name[source]
             try:
-                values = rows_as_json(file, set(rows.values()), self._options)
+                values = rows_as_json(file, set(rows.values()))
             # File systems raise errors of any class, and a record without bytes is still useful.
             except Exception as error:  # noqa: BLE001
                 found[:] = [
@@ -163,7 +160,7 @@ class RawFiles:
         size = location.size
         if size is None:
             try:
-                size = size_of(file, self._options) - location.offset
+                size = size_of(file) - location.offset
             except OSError as error:
                 if is_store_failure(error):
                     raise
@@ -184,10 +181,10 @@ class RawFiles:
         file = self._by_name[source]
         try:
             try:
-                with open_fetcher(file, source, self._options) as fetcher:
+                with open_fetcher(file, source) as fetcher:
                     _fill(fetcher.fetch, locations, found)
             except TarDamage:
-                with _undamaged_start(file, source, self._options) as fetch:
+                with _undamaged_start(file, source) as fetch:
                     _fill(fetch, locations, found)
         # File systems raise errors of any class, and a record without bytes is still useful.
         except Exception as error:
@@ -244,7 +241,7 @@ def _fill(
 
 
 @contextmanager
-def _undamaged_start(file: str, name: str, options: StorageOptions | None) -> Iterator[Fetch]:
+def _undamaged_start(file: str, name: str) -> Iterator[Fetch]:
     """Yield a function that reads ranges of a damaged gzip file, up to the damage."""
 
     def fetch(requests: Sequence[Request]) -> list[bytes | Fault]:
@@ -252,9 +249,9 @@ def _undamaged_start(file: str, name: str, options: StorageOptions | None) -> It
         results = [(os.pread(descriptor, size, offset), size) for offset, size in ranges]
         return [data if len(data) == size else Fault(FETCH_FAILED, _UNPACKABLE) for data, size in results]
 
-    limit = unpacked_limit(size_of(file, options))
+    limit = unpacked_limit(size_of(file))
     with (
-        open_binary(file, options) as stream,
+        open_binary(file) as stream,
         local_tar(stream, name, max_bytes=limit, damaged=[]) as descriptor,
     ):
         yield fetch
@@ -306,7 +303,6 @@ def quarantine_table(
     losses: pa.Table,
     raw_files: Sequence[str],
     roots: Sequence[str],
-    options: StorageOptions | None = None,
     deny: DenyList | None = None,
 ) -> pa.Table:
     """Return one record per faulty item in quarantine, and per damaged range, in `QUARANTINE_SCHEMA`.
@@ -322,12 +318,11 @@ def quarantine_table(
         losses: the ledger's items of one shard.
         raw_files: the files of the raw shard.
         roots: folders that locators are relative to.
-        options: for the file systems.
         deny: what may not be kept for another fault either.
     """
     quarantined = losses.filter(pc.equal(losses.column("outcome"), "quarantined"))
     records = quarantined.filter(quarantined.column("is_cause")).to_pylist()
-    files = RawFiles(raw_files, roots, options)
+    files = RawFiles(raw_files, roots)
     for record in records:
         record["source"] = record["source"] or files.only_name
     documents = _documents(quarantined)
@@ -363,17 +358,17 @@ def quarantine_table(
     return pa.Table.from_arrays(columns, schema=QUARANTINE_SCHEMA)
 
 
-def publish_quarantine(uri: str, table: pa.Table, options: StorageOptions | None = None) -> int:
+def publish_quarantine(uri: str, table: pa.Table) -> int:
     """Publish the records of a shard in one step; without any, remove the file.
 
     Returns:
         Bytes of the file; 0 without records.
     """
     if table.num_rows == 0:
-        remove(uri, options)
+        remove(uri)
         return 0
     sizes = pc.fill_null(pc.binary_length(table.column("raw")), 0).to_pylist()
-    with staged(uri, options) as file:
+    with staged(uri) as file:
         with pq.ParquetWriter(
             file.path, QUARANTINE_SCHEMA, compression="zstd", use_dictionary=["partition", "kind"]
         ) as writer:
@@ -382,14 +377,14 @@ def publish_quarantine(uri: str, table: pa.Table, options: StorageOptions | None
         return file.publish()
 
 
-def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[tuple[Any, ...]]:
+def record_names(uri: str) -> frozenset[tuple[Any, ...]]:
     """Return the key columns of a shard's published records; none without a file.
 
     The keys stay the same when a repaired file has other offsets. A damaged file is logged and counts as
     none: it is made again from the ledger.
     """
     try:
-        return names_of(read_small_table(uri, _KEY_COLUMNS, options))
+        return names_of(read_small_table(uri, _KEY_COLUMNS))
     except FileNotFoundError:
         return frozenset()
     except UnreadableFile as error:

@@ -28,7 +28,6 @@ from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.names import partition_filename
 from mm_assets.model.errors import counted
 from mm_assets.storage.files import (
-    StorageOptions,
     exists,
     filesystem,
     is_remote,
@@ -54,17 +53,16 @@ class Retirement:
     interrupted is found and completed by the next one.
     """
 
-    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root
-        self._options = options
         self._folder = join(root, LEDGER_FOLDER, RETIRED)
-        self._ledger = Ledger(root, options)
-        self._surveys = SurveyStore(root, options)
-        self._proofs = ProofStore(root, options)
+        self._ledger = Ledger(root)
+        self._surveys = SurveyStore(root)
+        self._proofs = ProofStore(root)
 
     def partitions(self) -> set[str]:
         """Return the partitions of which anything is in the storage, and those of unfinished retirements."""
-        evidence = Evidence(self._root, self._options)
+        evidence = Evidence(self._root)
         found = {partition for output in OUTPUTS for partition in evidence.of(output.asset)}
         for asset in DERIVED_FOLDERS:
             found.update(self._ledger.named(asset))
@@ -75,7 +73,7 @@ class Retirement:
 
     def unfinished(self) -> set[str]:
         """Return the partitions whose retirement was interrupted."""
-        noted = stated_partitions(self._folder, ".json", self._options)
+        noted = stated_partitions(self._folder, ".json")
         return {name for name in noted if any(e["finished"] is None for e in self._note(name))}
 
     def run(
@@ -128,8 +126,8 @@ class Retirement:
         from mm_assets.formats.webdataset.writer import TarFolder
 
         folder = join(self._root, TARS.folder)
-        if exists(folder, self._options):
-            tars = TarFolder(folder, self._options, index_folder(self._root, "tars"))
+        if exists(folder):
+            tars = TarFolder(folder, None, index_folder(self._root, "tars"))
             tars.withdraw([TARS.uri(self._root, name).rpartition("/")[2] for name in partitions])
             tars.finish()
 
@@ -137,7 +135,7 @@ class Retirement:
         from mm_assets.formats.arrow_cache.build import sweep_folders, withdraw_cache
 
         folder = join(self._root, CACHE.folder)
-        if not exists(folder, self._options):
+        if not exists(folder):
             return
         if not is_remote(folder):
             for name in partitions:
@@ -147,12 +145,12 @@ class Retirement:
         self._remove(CACHE.uri(self._root, name) for name in partitions)  # without it no reader sees the rest
         for name in partitions:
             place = CACHE.place(self._root, name)
-            if exists(place, self._options):
-                fs, path = filesystem(place, self._options)
+            if exists(place):
+                fs, path = filesystem(place)
                 fs.rm(path, recursive=True)
 
     def _has_table(self) -> bool:
-        return exists(join(LANCE.place(self._root, ""), "_versions"), self._options)
+        return exists(join(LANCE.place(self._root, ""), "_versions"))
 
     def _begin(self, partition: str) -> None:
         """Note what is about to be removed, unless an interrupted retirement has done so."""
@@ -173,9 +171,9 @@ class Retirement:
 
     def _note(self, partition: str) -> list[dict[str, Any]]:
         uri = self._note_uri(partition)
-        if not exists(uri, self._options):
+        if not exists(uri):
             return []
-        with open_binary(uri, self._options) as file:
+        with open_binary(uri) as file:
             data = file.read()
         try:
             return list(unseal(data)["retirements"])
@@ -183,7 +181,7 @@ class Retirement:
             raise ValueError(f"{uri}: not a note on a retirement: {error}; move it away") from error
 
     def _write_note(self, partition: str, entries: Sequence[dict[str, Any]]) -> None:
-        with staged(self._note_uri(partition), self._options) as file:
+        with staged(self._note_uri(partition)) as file:
             with open(file.path, "wb") as stream:
                 note = {"format": FORMAT, "partition": partition, "retirements": entries}
                 stream.write(seal(note, indent=1))
@@ -193,7 +191,7 @@ class Retirement:
         return join(self._folder, f"{partition_filename(partition)}.json")
 
     def _remove(self, uris: Iterable[str]) -> None:
-        parallel_map(lambda uri: remove(uri, self._options), uris, self._root)
+        parallel_map(remove, uris, self._root)
 
 
 def retirable(

@@ -34,7 +34,6 @@ from mm_assets.model.nested_types import is_text
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
-    StorageOptions,
     is_remote,
     open_binary,
     size_of,
@@ -103,7 +102,6 @@ class _Part(NamedTuple):
 class _ScanJob:
     parts: tuple[_Part, ...]
     needles: Needles
-    options: StorageOptions | None
 
 
 def scan(
@@ -111,7 +109,6 @@ def scan(
     needles: Needles,
     pool: MapsJobs,
     skip: Collection[str] = (),
-    options: StorageOptions | None = None,
 ) -> Scan:
     """Look for needles in every file below folders or URLs, those behind links included.
 
@@ -120,16 +117,15 @@ def scan(
         needles: what to look for.
         pool: does the work.
         skip: files to leave out.
-        options: for the file systems.
     """
     search = needles.search()
     hits: Counter[Occurrence] = Counter()
     unread: dict[str, str] = {}
-    sizes = sizes_below(folders, skip, unread, options)
+    sizes = sizes_below(folders, skip, unread)
     for path in sizes:
         for number, _ in search.find(f"{path}\n{unquote(path)}".encode("utf-8", "surrogateescape")):
             hits[Occurrence(path, "name", needles.needles[number].kind)] += 1
-    for job, result in pool.map(_scan_parts, _scan_jobs(sizes, needles, options)):
+    for job, result in pool.map(_scan_parts, _scan_jobs(sizes, needles)):
         if isinstance(result, WorkerFailure):
             unread.update((part.path, result.message) for part in job.parts)
         else:
@@ -139,9 +135,7 @@ def scan(
     return Scan(len(sizes), sum(sizes.values()), found, unread, needles.counts(), needles.not_searched_for())
 
 
-def _scan_jobs(
-    sizes: Mapping[str, int], needles: Needles, options: StorageOptions | None
-) -> Iterator[_ScanJob]:
+def _scan_jobs(sizes: Mapping[str, int], needles: Needles) -> Iterator[_ScanJob]:
     overlap = max(needles.search().longest - 1, 0)
     parts: list[_Part] = []
     filled = 0
@@ -150,10 +144,10 @@ def _scan_jobs(
             parts.append(_Part(path, start, min(start + _PART + overlap, size)))
             filled += parts[-1].stop - start
             if filled >= _JOB or len(parts) >= _FILES_A_JOB:
-                yield _ScanJob(tuple(parts), needles, options)
+                yield _ScanJob(tuple(parts), needles)
                 parts, filled = [], 0
     if parts:
-        yield _ScanJob(tuple(parts), needles, options)
+        yield _ScanJob(tuple(parts), needles)
 
 
 def _scan_parts(job: _ScanJob) -> tuple[Counter[Occurrence], dict[str, str]]:
@@ -161,7 +155,7 @@ def _scan_parts(job: _ScanJob) -> tuple[Counter[Occurrence], dict[str, str]]:
     search = job.needles.search()
 
     def scanned(part: _Part) -> tuple[Counter[Occurrence], str]:
-        file = _ScannedFile(part.path, job.needles, search, job.options)
+        file = _ScannedFile(part.path, job.needles, search)
         try:
             file.search(part)
         except FileNotFoundError:
@@ -184,17 +178,14 @@ def _scan_parts(job: _ScanJob) -> tuple[Counter[Occurrence], dict[str, str]]:
 class _ScannedFile:
     """A file that is searched, as bytes and for what it contains; ``hits`` has what was found."""
 
-    def __init__(
-        self, path: str, needles: Needles, search: NeedleSearch, options: StorageOptions | None
-    ) -> None:
+    def __init__(self, path: str, needles: Needles, search: NeedleSearch) -> None:
         self.hits: Counter[Occurrence] = Counter()
         self._path = path
         self._needles = needles
         self._search = search
-        self._options = options
 
     def search(self, part: _Part) -> None:
-        with open_binary(self._path, self._options) as opened:
+        with open_binary(self._path) as opened:
             file = BytesIO(opened.read()) if part.stop <= _SMALL else opened
             file.seek(part.start)
             self._stream(lambda nbytes: file.read(min(nbytes, part.stop - file.tell())), "")
@@ -207,7 +198,7 @@ class _ScannedFile:
         file.seek(0)
         if head.startswith(b"PAR1"):
             is_read = isinstance(file, BytesIO)
-            with pq.ParquetFile(file) if is_read else parquet_file(self._path, self._options) as parquet:
+            with pq.ParquetFile(file) if is_read else parquet_file(self._path) as parquet:
                 self._metadata(parquet.metadata.metadata)
                 for batch in batches_in(parquet, _is_packed):
                     self._batch(batch)
@@ -262,11 +253,11 @@ class _ScannedFile:
 
         from mm_assets.formats.lance.reader_writer import lance_options
 
-        reader = LanceFileReader(self._path, lance_options(self._path, self._options))
+        reader = LanceFileReader(self._path, lance_options(self._path, None))
         self._metadata(reader.metadata().schema.metadata)
         # Range by range: the reader fetches all of what it is asked for ahead.
         rows = reader.num_rows()
-        at_once = _rows_at_once(size_of(self._path, self._options), rows)
+        at_once = _rows_at_once(size_of(self._path), rows)
         for start in range(0, rows, at_once):
             for batch in reader.read_range(start, min(at_once, rows - start)).to_batches():
                 self._batch(batch)

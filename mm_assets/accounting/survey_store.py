@@ -46,7 +46,7 @@ from mm_assets.formats.reports import ContentColumns
 from mm_assets.model.json_codec import FieldTally
 from mm_assets.model.losses import Loss
 from mm_assets.model.schema import schema_from_text, schema_to_text
-from mm_assets.storage.files import StorageOptions, is_remote, join, staged
+from mm_assets.storage.files import is_remote, join, staged
 from mm_assets.storage.small_files import FileFacts, FileIndex, FolderFiles, hashes_of, seal, unseal
 from mm_assets.storage.stamps import files_in
 
@@ -245,17 +245,16 @@ class SurveyStore(FolderFiles):
     published output does not tell of its columns, the output itself is read.
     """
 
-    def __init__(self, root: str, options: StorageOptions | None = None, asset: str = CURATED.asset) -> None:
-        super().__init__(join(root, "ledger", "raw_shards"), options)
+    def __init__(self, root: str, asset: str = CURATED.asset) -> None:
+        super().__init__(join(root, "ledger", "raw_shards"))
         self.root = root
-        self.options = options
         self._asset = asset
-        self._ledger = Ledger(root, options)
-        self._outputs = PublishedOutputs(root, asset, options)
+        self._ledger = Ledger(root)
+        self._outputs = PublishedOutputs(root, asset)
 
     def write(self, partition: str, survey: ShardSurvey) -> None:
         """Publish a survey in one step; a local file with the same bytes is not rewritten."""
-        with staged(self.uri(partition), self.options) as file:
+        with staged(self.uri(partition)) as file:
             write_survey(file.path, partition, survey)
             file.publish()
 
@@ -332,7 +331,7 @@ class SurveyStore(FolderFiles):
     def _stamps(self, folder: str) -> dict[str, str]:
         return {
             name.removesuffix(_SUFFIX): file.stamp
-            for name, file in files_in(folder, self.options, _SUFFIX).items()
+            for name, file in files_in(folder, suffix=_SUFFIX).items()
             if not name.startswith(".")
         }
 
@@ -374,9 +373,7 @@ class SurveyIndex:
 
     def __init__(self, store: SurveyStore) -> None:
         self._store = store
-        surveys, published = (
-            FileIndex(index_folder(store.root, kind), store.options) for kind in ("surveys", "published")
-        )
+        surveys, published = (FileIndex(index_folder(store.root, kind)) for kind in ("surveys", "published"))
         self._surveys = _Kind(surveys, store.survey_stamps, self._facts_of_surveys)
         self._published = _Kind(published, store.published_stamps, self._facts_of_outputs)
 
@@ -483,13 +480,13 @@ def _parsed(texts: Mapping[str, str], parse: Callable[[str], T]) -> dict[str, T]
     return {partition: parsed[text] for partition, text in texts.items()}
 
 
-def scrub_surveys(root: str, partitions: Iterable[str], options: StorageOptions | None = None) -> int:
+def scrub_surveys(root: str, partitions: Iterable[str]) -> int:
     """Write surveys anew that tell of an erased sample more than its alias.
 
     Returns:
         How many.
     """
-    deny, store = DenyList.read(root, options), SurveyStore(root, options)
+    deny, store = DenyList.read(root), SurveyStore(root)
     written = 0
     for partition, survey in store.surveys(partitions) if deny else ():
         scrubbed = scrubbed_survey(partition, survey, deny)

@@ -34,7 +34,6 @@ from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import is_store_failure
 from mm_assets.storage.files import (
-    StorageOptions,
     exists,
     join,
 )
@@ -139,7 +138,6 @@ class RawDocuments:
 class _ShardJob:
     root: str
     partition: str
-    options: StorageOptions | None
     deny: DenyList = field(default_factory=DenyList)
     found: Found = field(default_factory=lambda: Found((), Needles()))
     stale: frozenset[str] = frozenset()
@@ -158,7 +156,6 @@ def find(
     root: str,
     deny: DenyList,
     pool: MapsJobs,
-    options: StorageOptions | None = None,
     stale: Mapping[str, frozenset[str]] | None = None,
     raw: RawDocuments | None = None,
 ) -> Found:
@@ -172,50 +169,47 @@ def find(
         root: storage root.
         deny: what is looked for.
         pool: does the work.
-        options: for the file system.
         stale: what `stale_outputs` returns; None: found here.
         raw: where to look for URLs of samples that ingest dropped: no output has their documents.
 
     Raises:
         OSError: a shard cannot be looked through; the message names it.
     """
-    stale = stale_outputs(root, options) if stale is None else stale
+    stale = stale_outputs(root) if stale is None else stale
     raw = RawDocuments() if raw is None or all(entry.kind != URL for entry in deny.entries) else raw
-    each = _of_shards(pool, _find_in_shard, root, options, stale, raw, deny=deny)
+    each = _of_shards(pool, _find_in_shard, root, stale, raw, deny=deny)
     samples = (sample for found in each for sample in found.samples)
     return Found.of(samples, (found.needles for found in each))
 
 
-def without_shared(root: str, found: Found, pool: MapsJobs, options: StorageOptions | None = None) -> Needles:
+def without_shared(root: str, found: Found, pool: MapsJobs) -> Needles:
     """Return the needles that no other curated row or quarantine record of the storage root has.
 
     Nor has one of these any of the ids that are left. Raises as `find`, which has to come first: after the
     erasure nobody knows what the others are.
     """
-    each = _of_shards(pool, _shared_in_shard, root, options, found=found)
+    each = _of_shards(pool, _shared_in_shard, root, found=found)
     shared = {number for numbers, _ in each for number in numbers}
     ids = {sample_id for _, stay in each for sample_id in stay}
-    shards = _partitions(root, options)
+    shards = _partitions(root)
     names = {name for shard in shards for name in (shard, shard.rpartition("/")[2])}
     return found.needles.without(shared, "other samples have it, too", ids, names)
 
 
-def _partitions(root: str, options: StorageOptions | None) -> set[str]:
-    return {*SurveyStore(root, options).partitions(), *Ledger(root, options).named(CURATED.asset)}
+def _partitions(root: str) -> set[str]:
+    return {*SurveyStore(root).partitions(), *Ledger(root).named(CURATED.asset)}
 
 
-def stale_outputs(
-    root: str, options: StorageOptions | None = None, states: set[tuple[str, str, str]] | None = None
-) -> dict[str, frozenset[str]]:
+def stale_outputs(root: str, states: set[tuple[str, str, str]] | None = None) -> dict[str, frozenset[str]]:
     """Return the assets whose output of a shard may have rows that its curated output has not, by shard.
 
     Every shard is named of which there is a survey or an account. That of a killed run may be an earlier one.
     ``states`` gets shard, data version and digest of losses of each account.
     """
-    ledger = Ledger(root, options)
+    ledger = Ledger(root)
     assets = (*BY_ASSET, *DERIVED_FOLDERS)
     named = {name for asset in assets for name in ledger.named(asset)}
-    partitions = sorted({*SurveyStore(root, options).partitions(), *named})
+    partitions = sorted({*SurveyStore(root).partitions(), *named})
     records = {asset: ledger.records(asset, partitions) for asset in assets}
     if states is not None:
         each = (record for of_asset in records.values() for record in of_asset.values())
@@ -242,18 +236,17 @@ def _of_shards(
     pool: MapsJobs,
     work: Callable[[_ShardJob], Any],
     root: str,
-    options: StorageOptions | None,
     stale: Mapping[str, frozenset[str]] | None = None,
     raw: RawDocuments | None = None,
     **given: Any,
 ) -> list[Any]:
     if stale is None:
-        stale = dict.fromkeys(_partitions(root, options), frozenset())
+        stale = dict.fromkeys(_partitions(root), frozenset())
     raw = raw or RawDocuments()
     jobs = []
     for name in sorted(stale):
         files = RawDocuments({name: raw.files.get(name, ())}, raw.layout)
-        jobs.append(_ShardJob(root, name, options, stale=stale[name], raw=files, **given))
+        jobs.append(_ShardJob(root, name, stale=stale[name], raw=files, **given))
     results = []
     for job, result in pool.map(work, jobs):
         if isinstance(result, WorkerFailure):
@@ -293,10 +286,10 @@ def _find_in_shard(job: _ShardJob) -> Found:
             ids = [row["sample_id"]] if is_whole else []
             needles.append(Needles.of_values([] if raw is None else [raw], ids))
             add(row | {"source": row["source_uri"]}, is_whole)
-    survey = SurveyStore(job.root, job.options).uri(job.partition)
+    survey = SurveyStore(job.root).uri(job.partition)
     of_document: dict[str, Any] = {"position": METADATA_POSITION, "modality": "metadata"}
     known = [of_document | row for row in _rows(survey, ["sample_id", "source", "member"], job)]
-    ledger = Ledger(job.root, job.options)
+    ledger = Ledger(job.root)
     for asset in sorted(job.stale | {CURATED.asset} if job.entries(SAMPLE_ID) else ()):
         known += ledger.items(asset, job.partition).to_pylist()
         if asset in DERIVED_FOLDERS:
@@ -315,7 +308,7 @@ def _with_dropped(job: _ShardJob, dropped: set[str]) -> _ShardJob:
     found = {
         sample_id
         for table in job.raw.of(job.partition)
-        for rows, is_whole in rows_denied(table, urls.denials(table, (), job.options))
+        for rows, is_whole in rows_denied(table, urls.denials(table, ()))
         for sample_id in rows.column("sample_id").to_pylist()
         if is_whole
     }
@@ -325,7 +318,7 @@ def _with_dropped(job: _ShardJob, dropped: set[str]) -> _ShardJob:
 
 def _dropped_documents(job: _ShardJob, quarantined: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the ids of samples that were dropped for an item, and of whose document nothing is kept."""
-    items = Ledger(job.root, job.options).items(CURATED.asset, job.partition)
+    items = Ledger(job.root).items(CURATED.asset, job.partition)
     is_one = pc.and_(pc.equal(items["modality"], "metadata"), pc.equal(items["kind"], INCOMPLETE_SAMPLE))
     kept = {row["sample_id"] for row in quarantined if (row["raw"] or b"")[:1] == b"{"}
     return set(items["sample_id"].filter(is_one).to_pylist()) - kept
@@ -334,11 +327,11 @@ def _dropped_documents(job: _ShardJob, quarantined: Iterable[Mapping[str, Any]])
 def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
     """Yield denied rows of the curated output, and whether they are whole samples."""
     uri = CURATED.uri(job.root, job.partition)
-    if not exists(uri, job.options):
+    if not exists(uri):
         return
     of_images, others = DenyList(job.entries(*_HASHES)), DenyList(job.entries(SAMPLE_ID, URL))
     likely = _likely_samples(job, of_images)
-    with parquet_file(uri, job.options) as file:
+    with parquet_file(uri) as file:
         names = [name for name in file.schema_arrow.names if name != "binary_content"]
         names = names if job.entries(URL) else _LOCATED
         for group in range(file.metadata.num_row_groups):  # each has whole samples
@@ -350,7 +343,7 @@ def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
                 continue
             table = file.read_row_group(group, use_threads=False)
             if has_likely:
-                denials = {**of_images.denials(table, (), job.options), **denials}
+                denials = {**of_images.denials(table, ()), **denials}
             yield from rows_denied(table, denials)
 
 
@@ -359,10 +352,10 @@ def _stale_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
     for output in OUTPUTS:
         place = output.place(job.root, job.partition)
         is_read = output is not CURATED and not output.format.is_table and output.asset in job.stale
-        if is_read and exists(output.uri(job.root, job.partition), job.options):
-            reader = reader_for(output.kind, place, max_batch_bytes=BATCH_BYTES, storage_options=job.options)
+        if is_read and exists(output.uri(job.root, job.partition)):
+            reader = reader_for(output.kind, place, max_batch_bytes=BATCH_BYTES)
             for batch in reader:
-                yield from rows_denied(batch.data, job.deny.denials(batch.data, (), job.options))
+                yield from rows_denied(batch.data, job.deny.denials(batch.data, ()))
 
 
 def rows_denied(table: pa.Table, denials: Mapping[int, Denial]) -> Iterator[tuple[pa.Table, bool]]:
@@ -378,7 +371,7 @@ def rows_denied(table: pa.Table, denials: Mapping[int, Denial]) -> Iterator[tupl
 
 def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
     """Return the ids of samples with an image that stored scores know as denied; None if they do not tell."""
-    ledger = Ledger(job.root, job.options)
+    ledger = Ledger(job.root)
     made, scored = (
         ledger.records(asset, [job.partition]).get(job.partition) for asset in (CURATED.asset, _SCORES)
     )
@@ -405,9 +398,9 @@ def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
 
 
 def _rows(uri: str, columns: list[str], job: _ShardJob) -> list[dict[str, Any]]:
-    if not exists(uri, job.options):
+    if not exists(uri):
         return []
-    return read_small_table(uri, columns, job.options).to_pylist()
+    return read_small_table(uri, columns).to_pylist()
 
 
 def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
@@ -420,9 +413,9 @@ def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
     shared: set[int] = set()
     stay: set[str] = set()
     for uri in (CURATED.uri(job.root, job.partition), job.parquet(DERIVED_FOLDERS["quarantine"])):
-        if not exists(uri, job.options):
+        if not exists(uri):
             continue
-        with parquet_file(uri, job.options) as file:
+        with parquet_file(uri) as file:
             for batch in batches_in(file, None):
                 keys = [*zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)]
                 stays = [row for row, key in enumerate(keys) if key[0] not in whole and key not in items]

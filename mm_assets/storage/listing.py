@@ -191,16 +191,13 @@ def matching(pattern: str, options: StorageOptions | None = None) -> list[str]:
     return _matches(pattern, options)[0]
 
 
-def sizes_below(
-    folders: Iterable[str], skip: Iterable[str], unread: dict[str, str], options: StorageOptions | None
-) -> dict[str, int]:
+def sizes_below(folders: Iterable[str], skip: Iterable[str], unread: dict[str, str]) -> dict[str, int]:
     """Return all files below folders and their sizes, each once: hidden ones and those behind links, too.
 
     Args:
         folders: paths or URLs; one that does not exist has no files.
         skip: files to leave out.
         unread: gets the folders that cannot be listed, each with the reason.
-        options: for the file systems.
     """
     sizes: dict[str, int] = {}
     known = {path if is_remote(path) else os.path.realpath(local_path(path)) for path in skip}
@@ -216,7 +213,7 @@ def sizes_below(
 
     for folder in folders:
         if is_remote(folder):
-            fs, path = filesystem(folder, options)
+            fs, path = filesystem(folder)
             fs.invalidate_cache()
             files = {fs.unstrip_protocol(name): info for name, info in fs.find(path, detail=True).items()}
             sizes |= {name: int(info["size"] or 0) for name, info in files.items() if name not in known}

@@ -291,11 +291,9 @@ class KnownFiles:
         index: location of the `FileIndex` that keeps the texts.
     """
 
-    def __init__(
-        self, root: str, folder: str, suffix: str, index: str, options: StorageOptions | None = None
-    ) -> None:
-        self._root, self._folder, self._suffix, self._options = root, folder, suffix, options
-        self._index = FileIndex(index, options)
+    def __init__(self, root: str, folder: str, suffix: str, index: str) -> None:
+        self._root, self._folder, self._suffix = root, folder, suffix
+        self._index = FileIndex(index)
         self._listed: dict[str, Mapping[str, StampedFile]] = {}
         self._lock = threading.Lock()
         self._is_used = False
@@ -316,7 +314,7 @@ class KnownFiles:
         folder, _, name = path.rpartition("/")
         with self._lock:
             if folder not in self._listed:
-                self._listed[folder] = files_in(join(self._root, folder), self._options)
+                self._listed[folder] = files_in(join(self._root, folder))
         return self._listed[folder].get(name)
 
     def keep(self, texts: Mapping[str, str], read: Mapping[str, Mapping[str, str]]) -> None:

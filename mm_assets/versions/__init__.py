@@ -42,7 +42,7 @@ from mm_assets.formats.parquet import UnreadableFile, publish_table, read_small_
 from mm_assets.model.digest import ContentDigest, row_digests
 from mm_assets.model.errors import DataError
 from mm_assets.model.schema import schema_from_text
-from mm_assets.storage.files import StorageOptions, exists, join, staged
+from mm_assets.storage.files import exists, join, staged
 from mm_assets.storage.stamps import stat_outputs
 
 # All assets with outputs, each behind those that it is made from.
@@ -137,13 +137,12 @@ _ROWS_AT_ONCE = 1 << 14
 class SampleStore:
     """Sample digests and lost items below ``folder``, a folder or URL."""
 
-    def __init__(self, folder: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._options = options
 
     def has(self, version: str) -> bool:
         """Return whether the sample digests of a data version are here."""
-        return exists(self._uri("samples", version), self._options)
+        return exists(self._uri("samples", version))
 
     def samples(self, version: str) -> dict[str, bytes] | None:
         """Return sample id -> digest of a data version; None if it is not here."""
@@ -161,7 +160,7 @@ class SampleStore:
         ids = sorted(samples)
         digests = [samples[sample_id].to_bytes(16, "big") for sample_id in ids]
         table = pa.table([ids, pa.array(digests, pa.binary(16))], schema=SAMPLES_SCHEMA)
-        with staged(self._uri("samples", version), self._options) as file:
+        with staged(self._uri("samples", version)) as file:
             pq.write_table(table, file.path, compression="zstd", use_dictionary=False, write_statistics=False)
             file.publish()
 
@@ -172,18 +171,18 @@ class SampleStore:
             DataError: the account is not the one that the record was written with.
         """
         digest = losses_digest(record)
-        if not digest or exists(self._uri("losses", digest), self._options):
+        if not digest or exists(self._uri("losses", digest)):
             return
         try:
             items = ledger.recorded_items(record)
         except UnreadableFile as error:
             raise DataError(f"{error}; materialize the shard again") from error
-        publish_table(self._uri("losses", digest), items, self._options)
+        publish_table(self._uri("losses", digest), items)
 
     def _read(self, kind: str, digest: str, schema: pa.Schema) -> pa.Table | None:
         uri = self._uri(kind, digest)
         with suppress(FileNotFoundError):
-            return read_small_table(uri, schema.names, self._options)
+            return read_small_table(uri, schema.names)
         return None
 
     def _uri(self, kind: str, digest: str) -> str:
@@ -226,9 +225,9 @@ _AT_ONCE = 500  # partitions whose records are in memory
 class CurrentState:
     """The recorded outputs below ``root`` (a folder or URL), partition by partition in sorted order."""
 
-    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root
-        self._ledger = Ledger(root, options)
+        self._ledger = Ledger(root)
         self._keys = {asset: set(self._ledger.named(asset)) for asset in ASSETS}
 
     @property
@@ -305,7 +304,6 @@ class CaptureJob:
     known: Mapping[str, FileState] = field(default_factory=dict)
     table_files: Sequence[str] = ()
     reads_files: bool = True
-    options: StorageOptions | None = None
 
 
 def capture(job: CaptureJob) -> tuple[OutputState, ...]:
@@ -317,7 +315,7 @@ def capture(job: CaptureJob) -> tuple[OutputState, ...]:
     Raises:
         DataError: an output is not what its record says.
     """
-    store, ledger = SampleStore(job.store, job.options), Ledger(job.root, job.options)
+    store, ledger = SampleStore(job.store), Ledger(job.root)
     stats = stat_outputs({record.uri for record in job.records if record.uri and not _is_table(record)})
     states = []
     for record in job.records:
@@ -336,14 +334,12 @@ def capture(job: CaptureJob) -> tuple[OutputState, ...]:
     return tuple(states)
 
 
-def file_states(
-    root: str, uris: Sequence[str], known: Mapping[str, FileState], options: StorageOptions | None = None
-) -> list[FileState]:
+def file_states(root: str, uris: Sequence[str], known: Mapping[str, FileState]) -> list[FileState]:
     """Return the states of those files that exist; one with a known size and mark is not read again."""
     stats = {uri: stat for uri, stat in stat_outputs(uris).items() if stat is not None}
     prefix = join(root, "")
     unread = [uri for uri in stats if not _is_known(known.get(uri.removeprefix(prefix)), stats[uri])]
-    digests = digest_files(root, unread, options)
+    digests = digest_files(root, unread)
     found = []
     for uri, stat in stats.items():
         path = uri.removeprefix(prefix)
@@ -358,7 +354,7 @@ def file_states(
 
 def _samples(job: CaptureJob, record: ShardRecord) -> dict[str, int]:
     output = BY_ASSET[record.asset]
-    source = CanonicalSource(output.kind, record.uri, record.key, options=job.options)
+    source = CanonicalSource(output.kind, record.uri, record.key)
     schema = schema_from_text(record.account["schema"]) if output.format.is_table else None
     samples, digest = sample_digests(source, schema)
     if digest != record.version:
@@ -372,10 +368,10 @@ def _files(job: CaptureJob, record: ShardRecord) -> tuple[FileState, ...]:
         uris = [join(job.root, path) for path in job.table_files]
     elif record.asset in BY_ASSET:
         kind = BY_ASSET[record.asset].kind
-        uris = list(accounted_format(kind).files(record.uri, job.options)) if record.uri else []
+        uris = list(accounted_format(kind).files(record.uri, None)) if record.uri else []
     else:
         uris = []  # their one file is among the small ones
-    states = file_states(job.root, uris, job.known, job.options)
+    states = file_states(job.root, uris, job.known)
     states += [FileState(path, int(found["bytes"]), str(found["digest"])) for path, found in small.items()]
     return tuple(sorted(states, key=lambda state: state.path))
 

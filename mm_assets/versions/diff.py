@@ -26,7 +26,7 @@ from mm_assets.pool import WorkerFailure
 from mm_assets.pool.workers import WorkerPool
 from mm_assets.settings import Settings, variable
 from mm_assets.settings_file import load_plugins
-from mm_assets.storage.files import StorageOptions, join
+from mm_assets.storage.files import join
 from mm_assets.versions import (
     FOLDER,
     CaptureJob,
@@ -377,19 +377,17 @@ class Diff:
         FileNotFoundError: there is no such tag.
     """
 
-    def __init__(
-        self, root: str, before: str, after: str, pool: WorkerPool, options: StorageOptions | None = None
-    ) -> None:
-        self._root, self._options, self._pool = root, options, pool
+    def __init__(self, root: str, before: str, after: str, pool: WorkerPool) -> None:
+        self._root, self._pool = root, pool
         self._names = (before, after)
-        self._tags = [Manifest(root, name, options) if name != NOW else None for name in self._names]
+        self._tags = [Manifest(root, name) if name != NOW else None for name in self._names]
         self._stack = ExitStack()
 
     def __enter__(self) -> Diff:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mm-assets-"))
         self._folder = folder
         self._scratch = SampleStore(folder)
-        self._kept = SampleStore(join(self._root, FOLDER), self._options)
+        self._kept = SampleStore(join(self._root, FOLDER))
         self._stores = [[self._kept] if name != NOW else [self._kept, self._scratch] for name in self._names]
         return self
 
@@ -407,8 +405,7 @@ class Diff:
 
     def _pairs(self) -> Iterator[tuple[str, Group, Group]]:
         left, right = (
-            CurrentState(self._root, self._options).groups() if tag is None else tag.groups()
-            for tag in self._tags
+            CurrentState(self._root).groups() if tag is None else tag.groups() for tag in self._tags
         )
         return merged(left, right)
 
@@ -419,7 +416,7 @@ class Diff:
                 raise DataError(str(answer))
 
     def _unknown(self) -> Iterator[CaptureJob]:
-        ledger = Ledger(self._root, self._options)
+        ledger = Ledger(self._root)
         is_now_first = self._names[0] == NOW
         for partition, before, after in self._pairs():
             now, tagged = (before, after) if is_now_first else (after, before)
@@ -441,7 +438,7 @@ class Diff:
             ]
             found = [records[asset] for asset in changed if asset in records]
             if found:
-                yield CaptureJob(self._root, found, self._folder, reads_files=False, options=self._options)
+                yield CaptureJob(self._root, found, self._folder, reads_files=False)
 
 
 def _differs(before: Group, after: Group) -> bool:

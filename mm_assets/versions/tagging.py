@@ -38,7 +38,6 @@ from mm_assets.pool import WorkerFailure
 from mm_assets.pool.workers import WorkerPool
 from mm_assets.storage.files import (
     StagedFile,
-    StorageOptions,
     exists,
     filesystem,
     is_remote,
@@ -126,16 +125,15 @@ class Manifest:
         FileNotFoundError: there is no such tag.
     """
 
-    def __init__(self, root: str, name: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str, name: str) -> None:
         check_tag_name(name)
         self.name = name
-        self._options = options
         self._uri = states_uri(root, name)
         header = header_uri(root, name)
-        if not exists(header, options):
-            known = ", ".join(tag_names(root, options)[:20]) or "none"
+        if not exists(header):
+            known = ", ".join(tag_names(root)[:20]) or "none"
             raise FileNotFoundError(f"{root}: no tag {name!r}; tags here: {known}")
-        with open_binary(header, options) as file:
+        with open_binary(header) as file:
             data = file.read()
         try:
             self.header = unseal(data)
@@ -153,7 +151,7 @@ class Manifest:
         settings: Mapping[str, Any] = self.header["settings"]
         with ExitStack() as stack:
             try:
-                source = stack.enter_context(open_binary(self._uri, self._options))
+                source = stack.enter_context(open_binary(self._uri))
                 if digest_of(source) != self.header["states"]["digest"]:
                     raise ValueError("other bytes than were written")
                 source.seek(0)
@@ -183,17 +181,17 @@ def state_rows(states: Iterator[OutputState] | list[OutputState]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=STATES_SCHEMA)
 
 
-def publish_header(root: str, name: str, header: Mapping[str, Any], options: StorageOptions | None) -> None:
+def publish_header(root: str, name: str, header: Mapping[str, Any]) -> None:
     """Publish the manifest's header, with which the tag exists."""
-    with staged(header_uri(root, name), options) as file:
+    with staged(header_uri(root, name)) as file:
         with open(file.path, "wb") as stream:
             stream.write(seal({"format": FORMAT, **header}, indent=1))
         file.publish()
 
 
-def tag_names(root: str, options: StorageOptions | None = None) -> list[str]:
+def tag_names(root: str) -> list[str]:
     """Return the names of all tags, sorted."""
-    fs, path = filesystem(join(root, FOLDER), options)
+    fs, path = filesystem(join(root, FOLDER))
     fs.invalidate_cache()
     try:
         names = [str(file).rpartition("/")[2] for file in fs.ls(path, detail=False)]
@@ -202,28 +200,28 @@ def tag_names(root: str, options: StorageOptions | None = None) -> list[str]:
     return sorted(n.removesuffix(".json") for n in names if n.endswith(".json") and not n.startswith("."))
 
 
-def newest(root: str, options: StorageOptions | None = None) -> Manifest | None:
+def newest(root: str) -> Manifest | None:
     """Return the manifest of the tag that was made last; None without any that can be read."""
     found = []
-    for name in tag_names(root, options):
+    for name in tag_names(root):
         try:
-            found.append(Manifest(root, name, options))
+            found.append(Manifest(root, name))
         except ValueError:  # whoever asks for that very tag is told
             continue
     return max(found, key=lambda manifest: str(manifest.header["created"]), default=None)
 
 
-def drop_tag(root: str, name: str, options: StorageOptions | None = None) -> None:
+def drop_tag(root: str, name: str) -> None:
     """Remove a tag: its two files, and the tag of the Lance table. What is of it already gone is no error."""
     check_tag_name(name)
-    remove(header_uri(root, name), options)  # first: without it there is no tag
+    remove(header_uri(root, name))  # first: without it there is no tag
     uri = LANCE.place(root, "")
-    if exists(join(uri, "_versions"), options):
+    if exists(join(uri, "_versions")):
         from mm_assets.formats.lance.reader_writer import lance_options
         from mm_assets.formats.lance.table import PinnedTable
 
-        PinnedTable(uri, lance_options(uri, options)).untag(name)
-    remove(states_uri(root, name), options)
+        PinnedTable(uri, lance_options(uri, None)).untag(name)
+    remove(states_uri(root, name))
 
 
 def header_uri(root: str, name: str) -> str:
@@ -317,14 +315,14 @@ class Tagger:
         ValueError: the name cannot be one, or the Lance table has a tag of this name from someone else.
     """
 
-    def __init__(self, root: str, name: str, pool: WorkerPool, options: StorageOptions | None = None) -> None:
+    def __init__(self, root: str, name: str, pool: WorkerPool) -> None:
         check_tag_name(name)
-        existing = tag_names(root, options)
+        existing = tag_names(root)
         if name not in existing:
             check_new_tag_name(name, existing)
-        self._root, self._name, self._pool, self._options = root, name, pool, options
-        self._existing = Manifest(root, name, options) if exists(header_uri(root, name), options) else None
-        self._current = CurrentState(root, options)
+        self._root, self._name, self._pool = root, name, pool
+        self._existing = Manifest(root, name) if exists(header_uri(root, name)) else None
+        self._current = CurrentState(root)
         if not self._current.partitions:
             raise FileNotFoundError(f"{root}: no output of the graph is recorded here; nothing to tag")
         self._table = self._pinned_table()
@@ -341,7 +339,7 @@ class Tagger:
         """
         for below in ("", "samples", "losses"):
             sweep(join(self._root, FOLDER, below))
-        with staged(states_uri(self._root, self._name), self._options) as file:
+        with staged(states_uri(self._root, self._name)) as file:
             with pq.ParquetWriter(file.path, STATES_SCHEMA, compression="zstd") as writer:
                 for states in _chunks(self._states()):
                     writer.write_table(state_rows(states))
@@ -349,9 +347,9 @@ class Tagger:
             for entry in shared:
                 self._state.update(repr((entry.path, entry.bytes, entry.digest)).encode())
             with self._alone():
-                names = tag_names(self._root, self._options)  # others may have been made meanwhile
+                names = tag_names(self._root)  # others may have been made meanwhile
                 if self._name in names:
-                    existing = Manifest(self._root, self._name, self._options)
+                    existing = Manifest(self._root, self._name)
                     if existing.header["state"] == self._state.hexdigest():
                         file.discard()
                         return False
@@ -383,10 +381,10 @@ class Tagger:
         On an object store two may be made at the same time: each sees the other, or one of them does.
         """
         try:
-            others = [name for name in tag_names(self._root, self._options) if name != self._name]
+            others = [name for name in tag_names(self._root) if name != self._name]
             check_new_tag_name(self._name, others)
         except ValueError:
-            remove(header_uri(self._root, self._name), self._options)
+            remove(header_uri(self._root, self._name))
             raise
 
     def _publish(self, file: StagedFile, shared: list[FileState]) -> None:
@@ -406,7 +404,7 @@ class Tagger:
             "shared_files": [{"path": f.path, "bytes": f.bytes, "digest": f.digest} for f in shared],
             "states": {"bytes": nbytes, "digest": digest},
         }
-        publish_header(self._root, self._name, header, self._options)
+        publish_header(self._root, self._name, header)
         self._withdraw()
 
     def _states(self) -> Iterator[OutputState]:
@@ -415,7 +413,7 @@ class Tagger:
         waiting: deque[str] = deque()
 
         def jobs() -> Iterator[CaptureJob]:
-            known = _Known(self._existing or newest(self._root, self._options))
+            known = _Known(self._existing or newest(self._root))
             for records in self._current.records():
                 table_files = self._table_files(records)
                 for group in records:
@@ -427,7 +425,6 @@ class Tagger:
                         join(self._root, FOLDER),
                         known.files(key),
                         table_files.get(key, ()),
-                        options=self._options,
                     )
 
         for job, answer in self._pool.map(capture, jobs()):
@@ -459,7 +456,7 @@ class Tagger:
         if self._table is not None:
             files = (f"{LANCE.folder}/{path}" for path in self._table.data_files())
             uris += [join(self._root, path) for path in files if path not in self._attributed]
-        return file_states(self._root, uris, {}, self._options)
+        return file_states(self._root, uris, {})
 
     def _table_files(self, records: list[list[ShardRecord]]) -> dict[str, tuple[str, ...]]:
         """Return the data files of each partition, as paths below the root.
@@ -484,15 +481,15 @@ class Tagger:
 
     def _pinned_table(self) -> Any:
         uri = BY_ASSET[LANCE.asset].place(self._root, "")
-        if not exists(join(uri, "_versions"), self._options):
+        if not exists(join(uri, "_versions")):
             return None
         from mm_assets.formats.lance.reader_writer import lance_options
         from mm_assets.formats.lance.table import PinnedTable
 
-        table = PinnedTable(uri, lance_options(uri, self._options))
+        table = PinnedTable(uri, lance_options(uri, None))
         # A tag of the table without a manifest is a tag that was being made when its process died, if there
         # are states of that name; else it is somebody's own.
-        is_ours = exists(states_uri(self._root, self._name), self._options)
+        is_ours = exists(states_uri(self._root, self._name))
         if self._name in table.tags() and not is_ours:
             raise ValueError(
                 f"{uri}: the table has a tag {self._name!r} that is not ours; choose another name"

@@ -37,7 +37,6 @@ from mm_assets.model.errors import html_table as table
 from mm_assets.model.errors import html_text as text
 from mm_assets.model.nested_types import binary_views
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
-from mm_assets.storage.files import StorageOptions
 from mm_assets.terminal import half_blocks, printable, side_by_side
 from mm_assets.view import (
     MOST_EMBEDDED,
@@ -238,9 +237,7 @@ _HINTS = 3
 _IDS_FOR_HINTS = 1 << 20
 
 
-def parquet_rows(
-    uri: str, sample_ids: Collection[str], options: StorageOptions | None = None
-) -> Iterator[pa.Table]:
+def parquet_rows(uri: str, sample_ids: Collection[str]) -> Iterator[pa.Table]:
     """Yield the rows of samples in a Parquet file with a row per item; none of those that are not there.
 
     Row groups are chosen by their statistics, then by their column ``sample_id``. One that has such a sample
@@ -249,8 +246,8 @@ def parquet_rows(
     Raises:
         ShardError: the file is damaged.
     """
-    with closing(open_parquet(uri, uri, options, {})) as file, ExitStack() as stack:
-        if (images := ReferencedImages.of(uri, file, options=options)) is not None:
+    with closing(open_parquet(uri, uri, None, {})) as file, ExitStack() as stack:
+        if (images := ReferencedImages.of(uri, file)) is not None:
             stack.callback(images.close)
         schema = original_schema(file)
         wanted_ids = pa.array(sample_ids, pa.large_string())
@@ -276,14 +273,14 @@ def parquet_rows(
                     break
 
 
-def parquet_ids(uri: str, options: StorageOptions | None = None) -> pa.ChunkedArray:
+def parquet_ids(uri: str) -> pa.ChunkedArray:
     """Return the column ``sample_id`` of a Parquet file.
 
     Raises:
         ShardError: the file is damaged.
     """
-    with closing(open_parquet(uri, uri, options, {})) as file:
-        chunks = column_chunks(uri, file, uri, "sample_id", options)
+    with closing(open_parquet(uri, uri, None, {})) as file:
+        chunks = column_chunks(uri, file, uri, "sample_id", None)
     return pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks], pa.large_string())
 
 

@@ -43,7 +43,7 @@ from mm_assets.model.losses import Loss
 from mm_assets.model.samples import BatchStream
 from mm_assets.model.schema import METADATA_POSITION, MODALITIES
 from mm_assets.storage.errors import error_line, located
-from mm_assets.storage.files import StorageOptions, exists, join
+from mm_assets.storage.files import exists, join
 from mm_assets.storage.listing import expand_paths
 from mm_assets.view.sample import (
     Document,
@@ -123,16 +123,16 @@ class ShardHistory:
         flagged.records.append(row)
 
 
-def history_of(root: str, sample_id: str, options: StorageOptions | None = None) -> list[ShardHistory]:
+def history_of(root: str, sample_id: str) -> list[ShardHistory]:
     """Return the history of a sample in each shard that has or had it; none for an unknown id.
 
     It is read from the outputs and the ledger below a storage root. The cost is a read of the footer of every
     Parquet file and account. Tars and caches are opened only for shards found there, and the Lance table is
     queried by its index. No image is read.
     """
-    ledger = Ledger(root, options)
-    lost = {output.asset: _lost(ledger, output.asset, sample_id, options) for output in OUTPUTS}
-    kept = _kept(root, sample_id, {row["partition"] for rows in lost.values() for row in rows}, options)
+    ledger = Ledger(root)
+    lost = {output.asset: _lost(ledger, output.asset, sample_id) for output in OUTPUTS}
+    kept = _kept(root, sample_id, {row["partition"] for rows in lost.values() for row in rows})
     shards: dict[str | None, ShardHistory] = {}
     for asset, by_partition in kept.items():
         for partition, rows in by_partition.items():
@@ -151,35 +151,33 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
                 shard.note(asset, row, _loss(row)).records.append(row)
     for shard in shards.values():
         for output in OUTPUTS:
-            fate = ABSENT if _is_made(root, output, shard.partition, ledger, options) else NOT_MADE
+            fate = ABSENT if _is_made(root, output, shard.partition, ledger) else NOT_MADE
             for item in shard.items:
                 item.fates.setdefault(output.asset, fate)
         shard.items.sort(key=_order)
     return [shards[name] for name in sorted(shards, key=lambda name: (name is None, name))]
 
 
-def _lost(ledger: Ledger, asset: str, sample_id: str, options: StorageOptions | None) -> Rows:
+def _lost(ledger: Ledger, asset: str, sample_id: str) -> Rows:
     """Return rows of the sample among the lost items of an asset."""
     accounts, *earlier = ledger.item_folders(asset)
-    found = in_accounts(accounts, sample_id, options)
+    found = in_accounts(accounts, sample_id)
     rows = [row for of_partition in found.values() for row in of_partition]
     for folder in earlier:
-        for of_partition in in_accounts(folder, sample_id, options).values():
+        for of_partition in in_accounts(folder, sample_id).values():
             # A run that was killed may have left both.
-            replaced = exists(ledger.uri(asset, of_partition[0]["partition"]), options)
+            replaced = exists(ledger.uri(asset, of_partition[0]["partition"]))
             rows += [] if replaced else of_partition
     return rows
 
 
-def _kept(
-    root: str, sample_id: str, lost_in: Set[str], options: StorageOptions | None
-) -> dict[str, Mapping[str | None, Rows]]:
+def _kept(root: str, sample_id: str, lost_in: Set[str]) -> dict[str, Mapping[str | None, Rows]]:
     """Return rows of the sample by asset and partition, first from formats that need no partitions."""
     kept: dict[str, Mapping[str | None, Rows]] = {}
     partitions = set(lost_in)
     for output in sorted(OUTPUTS, key=lambda output: not accounted_format(output.kind).finds_partitions):
         query = SampleQuery(
-            join(root, output.folder), partial(output.uri, root), sample_id, sorted(partitions), options
+            join(root, output.folder), partial(output.uri, root), sample_id, sorted(partitions)
         )
         kept[output.asset] = find_sample(output.kind, query)
         partitions |= {name for name in kept[output.asset] if name is not None}
@@ -194,14 +192,12 @@ def _loss(row: Mapping[str, Any]) -> str:
     return f"{verb} by {row['kind']}: {row['reason']}{score}"
 
 
-def _is_made(
-    root: str, output: Output, partition: str | None, ledger: Ledger, options: StorageOptions | None
-) -> bool:
+def _is_made(root: str, output: Output, partition: str | None, ledger: Ledger) -> bool:
     """Return whether an asset was made from a shard, even if nothing of it was left to write."""
     if partition is None:
         return True
     uris = (*ledger.uris(output.asset, partition), output.uri(root, partition))
-    return any(exists(uri, options) for uri in uris)
+    return any(exists(uri) for uri in uris)
 
 
 def _order(item: ItemHistory) -> tuple[int, int, int]:
@@ -342,7 +338,7 @@ class _Finder:
                 return
 
     def _in_indexed_tar(self, partition: Partition) -> list[Document]:
-        with located(partition.files[0]), sample_tar(partition.files[0], self._sample_id, None) as tar:
+        with located(partition.files[0]), sample_tar(partition.files[0], self._sample_id) as tar:
             if tar is None:
                 return []
             cut = Partition(partition.name, (tar,))

@@ -77,7 +77,6 @@ class SampleQuery(NamedTuple):
     uri_of: Callable[[str], str]
     sample_id: str
     partitions: Sequence[str]
-    options: StorageOptions | None
 
 
 class OutputProblems(NamedTuple):

@@ -115,7 +115,7 @@ class UnfitTimestamps(MmAssetsError, ValueError):
 
 
 @contextmanager
-def parquet_file(file: str, options: StorageOptions | None) -> Iterator[pq.ParquetFile]:
+def parquet_file(file: str, options: StorageOptions | None = None) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file, and close it at the end; of a remote file only requested ranges are read."""
     if not is_remote(file):
         with pq.ParquetFile(regular_file(file), pre_buffer=False) as parquet:

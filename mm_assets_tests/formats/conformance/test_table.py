@@ -63,9 +63,7 @@ def test_a_sample_is_found_in_its_partition(tmp_path: Path, kind: str) -> None:
     folder = str(output(kind, tmp_path)) if format_of(kind).is_table else str(tmp_path)
 
     def ask(sample_id: str) -> dict[str | None, list[tuple[int, str]]]:
-        query = SampleQuery(
-            folder, lambda name: format_of(kind).uri(folder, name), sample_id, ["p.a", "p.b"], None
-        )
+        query = SampleQuery(folder, lambda name: format_of(kind).uri(folder, name), sample_id, ["p.a", "p.b"])
         found = find_sample(kind, query)
         return {
             name: [(row["position"], row["modality"]) for row in rows] for name, rows in found.items() if rows
