@@ -30,7 +30,7 @@ from mm_assets.formats.webdataset import MAX_JSON_BYTES, ROW_EXTRA, SAMPLE_ID
 from mm_assets.formats.webdataset.client_files import TarPartitionStats, tar_idx
 from mm_assets.formats.webdataset.writer import CARD, TarFolder
 from mm_assets.model.errors import DataError, ShardError
-from mm_assets.storage.files import StorageOptions, filesystem, is_remote, join, local_path, read_bytes
+from mm_assets.storage.files import filesystem, is_remote, join, local_path, read_bytes
 from mm_assets.storage.listing import expand_paths
 from mm_assets.storage.stamps import local_stamp, remote_stamps
 
@@ -156,33 +156,33 @@ def refuse_shared_files(files: Mapping[str, Sequence[str]]) -> None:
                 raise ValueError(f"{file}: named twice, by {owner} and by {location}")
 
 
-def our_tars(location: str, name: str, options: StorageOptions | None = None) -> Source | None:
+def our_tars(location: str, name: str) -> Source | None:
     """Return the source at a path, folder, pattern or URL; None unless all its tars are ours.
 
     Raises:
         FileNotFoundError: there is no tar.
     """
-    files = expand_paths(location, TAR_SUFFIXES, options)
+    files = expand_paths(location, TAR_SUFFIXES)
     by_folder = {folder: list(found) for folder, found in groupby(files, posixpath.dirname)}
     root = common_root(files)
     tars: list[SourceTar] = []
     licences: list[str] = []
     for folder, found in by_folder.items():
-        known = {stats.file: stats for stats in TarFolder(folder, options).stats()}
+        known = {stats.file: stats for stats in TarFolder(folder).stats()}
         if any(posixpath.basename(file) not in known for file in found):
             return None
-        stamps = _stamps(found, options)
+        stamps = _stamps(found)
         tars += [
             SourceTar(name, file, ref_path(file, root), stamps[file], known[posixpath.basename(file)])
             for file in found
         ]
-        licences += _licences(folder, options)
+        licences += _licences(folder)
     return Source(name, tuple(tars), tuple(dict.fromkeys(licences)))
 
 
-def _stamps(files: Sequence[str], options: StorageOptions | None) -> dict[str, str]:
+def _stamps(files: Sequence[str]) -> dict[str, str]:
     if is_remote(files[0]):
-        return remote_stamps(files, options)
+        return remote_stamps(files)
     return {file: local_stamp(file) for file in files}
 
 
@@ -191,29 +191,29 @@ def version_of(tars: Mapping[str, str]) -> str:
     return xxhash.xxh3_128_hexdigest("\n".join(f"{name} {tars[name]}" for name in sorted(tars)).encode())
 
 
-def present_version(folder: str, options: StorageOptions | None = None) -> str:
+def present_version(folder: str) -> str:
     """Return `version_of` the tars that are in a folder or below a URL now."""
     try:
-        files = expand_paths(folder, TAR_SUFFIXES, options)
+        files = expand_paths(folder, TAR_SUFFIXES)
     except FileNotFoundError:
         return version_of({})
     root = common_root(files)
-    return version_of({ref_path(file, root): stamp for file, stamp in _stamps(files, options).items()})
+    return version_of({ref_path(file, root): stamp for file, stamp in _stamps(files).items()})
 
 
-def changed_tars(tars: Sequence[SourceTar], options: StorageOptions | None = None) -> list[str]:
+def changed_tars(tars: Sequence[SourceTar]) -> list[str]:
     """Return the tars that are no longer as their stamps say."""
     known = {tar.uri: tar.stamp for tar in tars if not tar.made_of}
     remote = [uri for uri in known if is_remote(uri)]
     for folder in {posixpath.dirname(uri) for uri in remote}:
-        filesystem(folder, options)[0].invalidate_cache()
-    now = remote_stamps(remote, options) if remote else {}
+        filesystem(folder)[0].invalidate_cache()
+    now = remote_stamps(remote) if remote else {}
     return [uri for uri, stamp in known.items() if stamp != (now[uri] if uri in now else local_stamp(uri))]
 
 
-def _licences(folder: str, options: StorageOptions | None) -> list[str]:
+def _licences(folder: str) -> list[str]:
     """Return the licences in the front matter of a folder's card."""
-    card = (read_bytes(join(folder, CARD), options) or b"").decode(errors="replace")
+    card = (read_bytes(join(folder, CARD)) or b"").decode(errors="replace")
     found = _LICENCES.search(card[3:].partition("\n---\n")[0]) if card.startswith("---\n") else None
     return [] if found is None else re.findall(r"[A-Za-z0-9][A-Za-z0-9.+_-]*", found[1])
 
@@ -236,7 +236,6 @@ class Scan:
 
     tar: SourceTar
     fields: Fields
-    options: StorageOptions | None = None
 
     @property
     def place(self) -> str:
@@ -251,7 +250,7 @@ def scan_tar(job: Scan) -> pa.Table:
         ShardError: the tar is not as its folder knows it, or a value of a sample does not fit.
     """
     tar = job.tar
-    with open_tar(tar.uri, tar.place, job.options) as descriptor:
+    with open_tar(tar.uri, tar.place) as descriptor:
         index = scan(descriptor, tar.place)
         groups = [
             list(found) for _, found in groupby(index.members, lambda member: member.name.partition(".")[0])
@@ -337,7 +336,7 @@ def _scores(job: Scan, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     folder, name = posixpath.split(job.tar.uri)
     uri = join(posixpath.dirname(folder), SCORES_BESIDE, f"{name.removesuffix('.tar')}.parquet")
     try:
-        table = read_small_table(uri, ["sample_id", *columns], job.options)
+        table = read_small_table(uri, ["sample_id", *columns])
     except (FileNotFoundError, UnreadableFile, LookupError, ValueError) as error:
         known = ", ".join(job.tar.stats.columns) or "none"
         scores = "" if job.tar.made_of else f", and no score in {uri}"
@@ -350,16 +349,14 @@ def _scores(job: Scan, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
 Range = tuple[int, int, int]  # offset in the source, bytes, offset in the new tar
 
 
-def copy_ranges(
-    uri: str, target: int, ranges: Sequence[Range], options: StorageOptions | None = None
-) -> None:
+def copy_ranges(uri: str, target: int, ranges: Sequence[Range]) -> None:
     """Copy ranges of a source into an open file.
 
     Raises:
         EOFError: it has fewer bytes.
     """
     if is_remote(uri):
-        _fetch(uri, target, ranges, options)
+        _fetch(uri, target, ranges)
     else:
         _copy_local(local_path(uri), target, ranges)
 
@@ -387,9 +384,9 @@ def _copy_some(source: int, target: int, size: int, at: int, to: int) -> int:
     return os.pwrite(target, os.pread(source, min(size, _COPIED_AT_ONCE), at), to)
 
 
-def _fetch(uri: str, target: int, ranges: Sequence[Range], options: StorageOptions | None) -> None:
+def _fetch(uri: str, target: int, ranges: Sequence[Range]) -> None:
     """Copy ranges of a remote tar; several are requested at once, each of some megabytes at most."""
-    fs, path = filesystem(uri, options)
+    fs, path = filesystem(uri)
     parts = [
         (at + done, min(_LARGEST_RANGE, size - done), to + done)
         for at, size, to in ranges

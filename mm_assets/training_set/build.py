@@ -40,7 +40,6 @@ from mm_assets.model.errors import DataError, MmAssetsError, ShardError
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located, readable_store_errors
 from mm_assets.storage.files import (
-    StorageOptions,
     exists,
     filesystem,
     is_remote,
@@ -109,7 +108,6 @@ class ShardJob:
     ids: pa.Array
     columns: Mapping[str, str]
     digest: str = ""
-    options: StorageOptions | None = None
 
     @property
     def place(self) -> str:
@@ -170,13 +168,11 @@ class TrainingSet:
     Args:
         folder: path or URL.
         kind: format of its shards.
-        options: for the file system of the folder.
     """
 
-    def __init__(self, folder: str, kind: str = _TARS, options: StorageOptions | None = None) -> None:
+    def __init__(self, folder: str, kind: str = _TARS) -> None:
         self.folder = folder.rstrip("/") or "/"
         self.kind = kind
-        self.options = options
 
     def plan(self, sources: Sequence[Source], recipe: Recipe, pool: MapsJobs) -> pa.Table:
         """Return the plan by which the samples of the sources are laid out; the pool reads the sources.
@@ -185,7 +181,7 @@ class TrainingSet:
             DataError: a source cannot be read, or the recipe does not fit it.
         """
         scanned: dict[str, pa.Table] = {}
-        jobs = [Scan(tar, recipe.fields, self.options) for source in sources for tar in source.tars]
+        jobs = [Scan(tar, recipe.fields) for source in sources for tar in source.tars]
         for job, found in pool.map(scan_tar, jobs):
             if isinstance(found, WorkerFailure):
                 raise DataError(found.at(job.place))
@@ -227,12 +223,12 @@ class TrainingSet:
             taken = [job for job in beside if job.name not in made and (is_replaced or job.name in waiting)]
             made = {**waiting, **made}
             if is_replaced and not beside:
-                remove(self._plan_uri, self.options)
+                remove(self._plan_uri)
             todo = [job for job in (taken if is_replaced and beside else jobs) if job.name not in made]
             failures = self._write(todo, made, pool)
             if not failures:
                 if is_replaced:
-                    remove(self._plan_uri, self.options)
+                    remove(self._plan_uri)
                 self._take(taken)
                 self._finish(plan, sources, recipe, {job.name: job.digest for job in jobs}, notes)
             return MadeSet(plan, digest, tuple(made[name] for name in sorted(made)), tuple(failures))
@@ -241,7 +237,7 @@ class TrainingSet:
         """Return the shards that are here as these jobs make them, by name."""
         sizes = self._sizes(jobs)
         # What is stated of a tar cannot be told from the tar alone.
-        stats = TarFolder(self.folder, self.options).stats() if self.kind == _TARS else []
+        stats = TarFolder(self.folder).stats() if self.kind == _TARS else []
         stated = {tar.file for tar in stats}
         found = {}
         for job in jobs:
@@ -298,7 +294,7 @@ class TrainingSet:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep other processes from making a set here."""
-        with sole_writer(self.notes_folder, self.options) as is_ours:
+        with sole_writer(self.notes_folder) as is_ours:
             if not is_ours:
                 raise SetExists(f"{self.folder}: another process makes a training set there now")
             yield
@@ -359,14 +355,13 @@ class TrainingSet:
                 sizes[start:end],
                 ids[start:end],
                 columns,
-                options=self.options,
             )
             jobs.append(job.with_digest())
         return jobs
 
     def digest(self) -> str | None:
         """Return the digest of the plan that the folder has; None without one."""
-        found = read_bytes(self._plan_uri, self.options)
+        found = read_bytes(self._plan_uri)
         if found is None:
             return None
         try:
@@ -378,11 +373,11 @@ class TrainingSet:
         found = self.digest()
         if found not in (None, digest):
             raise SetExists(f"{self.folder}: has a training set of another plan; --overwrite replaces it")
-        if found is None and not exists(join(self.folder, SET_NOTES), self.options) and self._has_data():
+        if found is None and not exists(join(self.folder, SET_NOTES)) and self._has_data():
             raise SetExists(f"{self.folder}: has data that is no training set; name another folder")
 
     def _has_data(self) -> bool:
-        fs, path = filesystem(self.folder, self.options)
+        fs, path = filesystem(self.folder)
         fs.invalidate_cache()
         found = fs.ls(path, detail=False) if fs.exists(path) else []
         return any(not str(name).rstrip("/").rpartition("/")[2].startswith(".") for name in found)
@@ -390,8 +385,8 @@ class TrainingSet:
     def notes(self) -> Notes:
         """Return the notes on shards, by name. Files that no shard of ours can have are none."""
         folder = self.notes_folder
-        names = list(files_in(folder, self.options, ".json"))
-        texts = parallel_map(lambda name: read_bytes(join(folder, name), self.options), names, folder)
+        names = list(files_in(folder, suffix=".json"))
+        texts = parallel_map(lambda name: read_bytes(join(folder, name)), names, folder)
         found: Notes = {}
         for name, text in zip(names, texts, strict=True):
             note = _read_note(name.removesuffix(".json"), text or b"")
@@ -402,22 +397,20 @@ class TrainingSet:
         """Return the sizes of the main files of the shards that exist."""
         folders = dict.fromkeys(posixpath.dirname(job.uri) for job in jobs)
         return {
-            join(folder, name): file.size
-            for folder in folders
-            for name, file in files_in(folder, self.options).items()
+            join(folder, name): file.size for folder in folders for name, file in files_in(folder).items()
         }
 
     def _remove(self, uri: str) -> None:
         """Remove a shard."""
         output = format_of(self.kind).output(uri)
-        fs, path = filesystem(output, self.options)
+        fs, path = filesystem(output)
         if fs.exists(path):
             fs.rm(path, recursive=output != uri)
 
     def _finish_split(self, folder: str) -> None:
         """Bring the index of a split up to date, if the format has one; remove the folder of an empty one."""
-        if exists(folder, self.options):
-            writer_for(self.kind, folder, storage_options=self.options).finish(())
+        if exists(folder):
+            writer_for(self.kind, folder).finish(())
         if not is_remote(folder):
             with suppress(OSError):  # it has shards, or files of the user
                 os.rmdir(local_path(folder))
@@ -438,7 +431,7 @@ class TrainingSet:
         gone = {name: note for name, note in notes.items() if name not in digests}
         about = set_notes(plan, sources, recipe)
         if self.kind == _TARS:
-            folder = TarFolder(self.folder, self.options)
+            folder = TarFolder(self.folder)
             folder.withdraw([f"{name}.tar" for name in gone])
             folder.finish(about)
         else:
@@ -449,17 +442,16 @@ class TrainingSet:
             publish_bytes(
                 join(self.folder, CARD),
                 plain_card(self.kind, list(recipe.splits), about).encode(),
-                self.options,
             )
         for name in gone:
-            remove(self.note_uri(name), self.options)
+            remove(self.note_uri(name))
         found = {name: note["digest"] for name, note in self.notes().items()}
         if other := [name for name in {**digests, **found} if found.get(name) != digests.get(name)]:
             raise SetExists(
                 f"{self.folder}: another process makes a training set there, too (shard {other[0]}); "
                 "the set is not complete: run it again"
             )
-        with staged(self._plan_uri, self.options) as file:
+        with staged(self._plan_uri) as file:
             pq.write_table(plan, file.path, compression="zstd")
             file.publish()
 
@@ -505,32 +497,32 @@ def write_shard(job: ShardJob) -> MadeShard:
     with readable_store_errors(), located(job.uri):
         note = TrainingSet(job.folder).note_uri(job.name)
         tar_uri = job.uri if job.kind == _TARS else f"{format_of(job.kind).output(job.uri)}.tar"
-        with staged(tar_uri, job.options) as file:
+        with staged(tar_uri) as file:
             _copy(job, file.path)
             stats, idx = _checked(job, file.path)
-            if changed := changed_tars(job.tars, job.options):
+            if changed := changed_tars(job.tars):
                 raise ShardError(f"{job.uri}: the source {changed[0]} has changed meanwhile; run it again")
-            remove(note, job.options)
+            remove(note)
             nbytes = stats.bytes
             if job.kind == _TARS:
                 with open(file.path, "rb") as tar:
                     content: str | None = digest_of(tar)
-                TarFolder(job.folder, job.options).publish(file.path, idx, stats)
+                TarFolder(job.folder).publish(file.path, idx, stats)
             else:
                 nbytes = _convert(job, file.path)
-                content = content_of(job.kind, job.uri, job.options)
+                content = content_of(job.kind, job.uri)
             file.discard()
-        size = nbytes if job.kind == _TARS else size_of(job.uri, job.options)
+        size = nbytes if job.kind == _TARS else size_of(job.uri)
         about = {"digest": job.digest, "split": job.split, "bytes": nbytes, "size": size, "content": content}
-        publish_bytes(note, json.dumps(about).encode(), job.options)
+        publish_bytes(note, json.dumps(about).encode())
         return MadeShard(job.name, len(job.ids), nbytes)
 
 
-def content_of(kind: str, uri: str, options: StorageOptions | None = None) -> str | None:
+def content_of(kind: str, uri: str) -> str | None:
     """Return the xxh3-128 of a shard, or that of the digests of its files; None if it is not there."""
     output = format_of(kind).output(uri)
-    files = [uri] if output == uri else [join(output, name) for name in files_in(output, options)]
-    found = [each["digest"] for each in digest_files(output, files, options).values() if each]
+    files = [uri] if output == uri else [join(output, name) for name in files_in(output)]
+    found = [each["digest"] for each in digest_files(output, files).values() if each]
     if output != uri:
         found = [xxhash.xxh3_128_hexdigest(" ".join(sorted(found)).encode())] if found else []
     return found[0] if found else None
@@ -540,7 +532,7 @@ def _convert(job: ShardJob, tar: str) -> int:
     """Write the shard in its own format, from the tar; return its bytes."""
     reader = reader_for(_TARS, tar, materialize=True, max_batch_bytes=DEFAULT_BATCH_BYTES, roots=[])
     folder = posixpath.dirname(format_of(job.kind).output(job.uri))
-    writer = writer_for(job.kind, folder, roots=[], on_materialize_error="warn", storage_options=job.options)
+    writer = writer_for(job.kind, folder, roots=[], on_materialize_error="warn")
     return Conversion(reader, Partition(job.name, (tar,)), writer).run().nbytes
 
 
@@ -581,7 +573,7 @@ def _copy(job: ShardJob, path: str) -> None:
             rows = rows[np.argsort(job.starts[rows], kind="stable")]
             ranges = list(_joined(job.starts[rows].tolist(), job.sizes[rows].tolist(), starts[rows].tolist()))
             with located(tar.place):
-                copy_ranges(tar.uri, target, ranges, job.options)
+                copy_ranges(tar.uri, target, ranges)
     finally:
         os.close(target)
 

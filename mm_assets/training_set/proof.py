@@ -21,7 +21,7 @@ from mm_assets.formats.webdataset.writer import CARD
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import DataError
 from mm_assets.pool import MapsJobs, WorkerFailure
-from mm_assets.storage.files import StorageOptions, join, read_bytes, remove
+from mm_assets.storage.files import join, read_bytes, remove
 from mm_assets.storage.small_files import unseal
 from mm_assets.storage.stamps import files_in, parallel_map
 from mm_assets.training_set import Source, present_version
@@ -68,7 +68,7 @@ class _Rows(CanonicalSource):
 def _derived(rows: _Rows) -> Derived:
     """Return counts and digest of a file."""
     if not len(rows.left_out):
-        return derive(rows.kind, rows.uri, options=rows.options)
+        return derive(rows.kind, rows.uri)
     tally = DigestTally()
     for table in rows.tables():
         tally.observe(table)
@@ -103,7 +103,7 @@ def make_proven(
         kept = [shard.name for shard in report.shards if shard.is_kept]
         if not forget_damaged(made):  # so a source has changed that does not look so
             for name in kept:
-                remove(made.note_uri(name), made.options)
+                remove(made.note_uri(name))
             if not kept:
                 return report, proof
     again = made.make(sources, recipe, pool, overwrite)
@@ -119,8 +119,8 @@ def prove(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: Ma
     stamps = stamps_of(made)  # a file that changes while it is read has another one then
     dropped = plan.filter(pc.is_null(plan.column("shard")))
     files = [
-        *_rows_of(sources, dropped, made.options),
-        *(_Rows(made.kind, uri, options=made.options, is_shard=True, place=uri) for uri in made.uris(plan)),
+        *_rows_of(sources, dropped),
+        *(_Rows(made.kind, uri, is_shard=True, place=uri) for uri in made.uris(plan)),
     ]
     counts, digests = [0, 0], [ContentDigest(), ContentDigest()]  # of sources, of shards
     for rows, found in pool.map(_derived, files):
@@ -140,18 +140,18 @@ def prove(made: TrainingSet, plan: pa.Table, sources: Sequence[Source], pool: Ma
     return Proof(counts[1], digests[1].hexdigest(), len(dropped), lines, stamps)
 
 
-def _rows_of(sources: Sequence[Source], dropped: pa.Table, options: StorageOptions | None) -> Iterator[_Rows]:
+def _rows_of(sources: Sequence[Source], dropped: pa.Table) -> Iterator[_Rows]:
     for source in sources:
         of_source = dropped.filter(pc.equal(dropped.column("source"), source.name))
         for tar in source.tars:
             is_here = pc.equal(of_source.column("source_shard"), tar.name)
             ids = of_source.column("sample_id").filter(is_here).combine_chunks()
-            yield _Rows("webdataset", tar.uri, options=options, left_out=ids, place=tar.place)
+            yield _Rows("webdataset", tar.uri, left_out=ids, place=tar.place)
 
 
 def stamps_of(made: TrainingSet) -> dict[str, str]:
     """Return a stamp of each shard, index and plan that is here, by path; of a set in tars."""
-    found = files_in(made.folder, made.options)
+    found = files_in(made.folder)
     return {name: file.stamp for name, file in found.items() if name != CARD and not name.startswith(".")}
 
 
@@ -162,9 +162,7 @@ WrittenFiles = Mapping[str, Sequence[str | None]]
 def as_written(made: TrainingSet, stamps: Mapping[str, str]) -> WrittenFiles:
     """Return these files with their digests: of tars those of what was written, whatever is there now."""
     tars = {f"{name}.tar": note.get("content") for name, note in made.notes().items()}
-    others = digest_files(
-        made.folder, [join(made.folder, name) for name in stamps if name not in tars], made.options
-    )
+    others = digest_files(made.folder, [join(made.folder, name) for name in stamps if name not in tars])
     digests = {**{name: found["digest"] for name, found in others.items() if found}, **tars}
     return {name: (stamp, digests.get(name)) for name, stamp in stamps.items()}
 
@@ -180,7 +178,7 @@ def problem_of(made: TrainingSet, digest: str, files: WrittenFiles) -> str:
         return "its plan is another one"
     present = stamps_of(made)
     changed = [name for name, (stamp, _) in files.items() if present.get(name) != stamp]
-    found = digest_files(made.folder, [join(made.folder, name) for name in changed], made.options)
+    found = digest_files(made.folder, [join(made.folder, name) for name in changed])
     for name in changed:
         if not (now := found[name]) or now["digest"] != files[name][1]:
             return f"{name} is not as it was written"
@@ -211,7 +209,7 @@ def forget_damaged(made: TrainingSet) -> list[str]:
     """Have `make` write the shards again that are not as they were written; return their names."""
     notes = made.notes()
     found = parallel_map(
-        lambda name: content_of(made.kind, made.uri(name, notes[name]["split"]), made.options),
+        lambda name: content_of(made.kind, made.uri(name, notes[name]["split"])),
         notes,
         made.folder,
     )
@@ -219,5 +217,5 @@ def forget_damaged(made: TrainingSet) -> list[str]:
         name for name, digest in zip(notes, found, strict=True) if digest != notes[name].get("content")
     ]
     for name in damaged:
-        remove(made.note_uri(name), made.options)
+        remove(made.note_uri(name))
     return damaged
