@@ -37,7 +37,6 @@ from mm_assets.formats.writer import InterleavedWriter
 from mm_assets.model.losses import Loss
 from mm_assets.model.samples import parse_source_ref
 from mm_assets.storage.files import (
-    StorageOptions,
     filesystem,
     is_remote,
     join,
@@ -242,17 +241,15 @@ FILES = "files"
 FileDigest = Mapping[str, Any]
 
 
-def digest_files(
-    root: str, uris: Iterable[str], options: StorageOptions | None = None
-) -> dict[str, FileDigest | None]:
+def digest_files(root: str, uris: Iterable[str]) -> dict[str, FileDigest | None]:
     """Return the present digests of files below ``root``, by path below it; None for missing files.
 
     Every byte is read.
     """
     uris = list(uris)
     if is_remote(root):
-        filesystem(root, options)[0].invalidate_cache()
-    found = parallel_map(lambda uri: _digest(uri, options), uris, root)
+        filesystem(root)[0].invalidate_cache()
+    found = parallel_map(_digest, uris, root)
     return {uri.removeprefix(join(root, "")): digest for uri, digest in zip(uris, found, strict=True)}
 
 
@@ -269,9 +266,9 @@ def recorded_files(record: ShardRecord, *uris: str) -> dict[str, FileDigest | No
     }
 
 
-def _digest(uri: str, options: StorageOptions | None) -> FileDigest | None:
+def _digest(uri: str) -> FileDigest | None:
     try:
-        with open_binary(uri, options) as file:
+        with open_binary(uri) as file:
             digest = digest_of(file)
             return {"bytes": file.tell(), "digest": digest}
     except FileNotFoundError:

@@ -38,7 +38,6 @@ from mm_assets.model.schema import (
     unify_fields,
     unify_schemas,
 )
-from mm_assets.storage.files import StorageOptions
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,6 @@ def survey_shard(
     relative_to: str | None,
     *,
     max_member_bytes: int,
-    options: StorageOptions | None = None,
 ) -> ShardSurvey:
     """Survey the files of one raw shard.
 
@@ -279,16 +277,13 @@ def survey_shard(
         layout: the fields of documents.
         relative_to: locators below it are stored relative to it, as in the data.
         max_member_bytes: larger members are faults.
-        options: for the file system.
     """
     surveys = []
     for file in files:
         source = ref_path(file, relative_to)
         of_shard = Partition(partition, tuple(files))
         if is_parquet(file):
-            survey = survey_parquet(
-                file, layout, source, of_shard, max_member_bytes=max_member_bytes, options=options
-            )
+            survey = survey_parquet(file, layout, source, of_shard, max_member_bytes=max_member_bytes)
         else:
             prefix = id_prefix(layout.sample_id_prefix, partition, files, file)
             survey = survey_tar(
@@ -296,7 +291,6 @@ def survey_shard(
                 layout,
                 source,
                 max_member_bytes=max_member_bytes,
-                options=options,
                 id_prefix=prefix,
                 samples=samples_of(file, of_shard),
             )

@@ -52,7 +52,6 @@ from mm_assets.model.errors import MmAssetsError, warn_user
 from mm_assets.storage import canonical_url, clean_url, expand_braces, without_secrets
 from mm_assets.storage.errors import error_line, is_of_store, is_utf8, not_utf8
 from mm_assets.storage.files import (
-    StorageOptions,
     absolute,
     exists,
     filesystem,
@@ -277,21 +276,17 @@ class RawLocations:
     the deepest common folder of the local locations and the deepest common prefix of the URLs.
     """
 
-    def __init__(
-        self, text: str, options: StorageOptions | None = None, excluded: str = "", missing_keys: str = "skip"
-    ) -> None:
+    def __init__(self, text: str, excluded: str = "", missing_keys: str = "skip") -> None:
         """Parse the locations.
 
         Args:
             text: the locations, separated by whitespace, quoted as in a shell.
-            options: for the file systems.
             excluded: folder or URL prefix whose files are no raw shards: the outputs.
             missing_keys: see `PairedAddress`.
 
         Raises:
             ValueError: an unmatched quotation mark, or locations that cannot be mixed.
         """
-        self._options = options
         self._real_folders: dict[str, str] = {}  # of this listing: asking the file system is slow
         self._excluded = (
             excluded if is_remote(excluded) else os.path.realpath(local_path(excluded)) if excluded else ""
@@ -336,7 +331,7 @@ class RawLocations:
         self._real_folders.clear()
         is_named = self._elements()
         named = [element for element, is_file in is_named.items() if is_file]
-        stamps = remote_stamps([file for file in named if is_remote(file)], self._options)
+        stamps = remote_stamps([file for file in named if is_remote(file)])
         absent = [
             file
             for file in named
@@ -355,7 +350,7 @@ class RawLocations:
                 f"{'; '.join(reasons[:_MAX_REASONS]) or 'none are named; set MM_RAW_SHARDS'}{rest}"
             )
         stamped = [place for file in included if is_remote(file) for place in (file, *tars_beside(file))]
-        stamps |= remote_stamps([place for place in stamped if place not in stamps], self._options)
+        stamps |= remote_stamps([place for place in stamped if place not in stamps])
         notes = [*hive_line(included), *convertible_line(convertible)]
         return Listing(self._planned(included, shards_per_partition, stamps), unmatched, notes)
 
@@ -383,8 +378,7 @@ class RawLocations:
         Folders and patterns must be searched for files.
         """
         for fs in {
-            id(fs): fs
-            for fs in (filesystem(item, self._options)[0] for item in self._items if is_remote(item))
+            id(fs): fs for fs in (filesystem(item)[0] for item in self._items if is_remote(item))
         }.values():
             fs.invalidate_cache()
         elements = [element for item in self._items for element in self._braces(item)]
@@ -398,7 +392,7 @@ class RawLocations:
     def _braces(self, item: str) -> Iterable[str]:
         if "{" not in item:
             return [item]
-        return [item] if exists(item, self._options) else expand_braces(item)
+        return [item] if exists(item) else expand_braces(item)
 
     def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], set[str], list[str], list[str]]:
         """Return all files in the order of the locations, those of them that are no raw shards, but outputs,
@@ -413,7 +407,7 @@ class RawLocations:
                 excluded.update([location] if self._is_excluded(location) else ())
                 continue
             try:
-                found = expand(location, RAW_SUFFIXES, self._options)
+                found = expand(location, RAW_SUFFIXES)
             except Exception as error:
                 if not (isinstance(error, FileNotFoundError | PermissionError) or is_of_store(error)):
                     raise
@@ -428,7 +422,7 @@ class RawLocations:
                 )
             excluded.update(file for file in shards if self._is_excluded(file))
             included = [file for file in shards if file not in excluded]
-            chosen, passed_over = first_kind(without_images(included, self._options))
+            chosen, passed_over = first_kind(without_images(included))
             files += chosen or shards
             unmatched += passed_over_lines(location, chosen, passed_over)
         unmatched += [not_utf8(file) for file in files if not is_utf8(file)]
@@ -436,7 +430,7 @@ class RawLocations:
 
     def _absent_line(self, file: str) -> str:
         try:
-            size_of(file, self._options)
+            size_of(file)
         except Exception as error:
             if not (isinstance(error, OSError) or is_of_store(error)):
                 raise
@@ -471,17 +465,14 @@ class RawAbsence:
     its name can be found.
     """
 
-    def __init__(
-        self, locations: RawLocations, listing: Listing, options: StorageOptions | None = None
-    ) -> None:
+    def __init__(self, locations: RawLocations, listing: Listing) -> None:
         self._listing = listing
-        self._options = options
         self._roots = [root for root in locations.roots() if not root.startswith(VIRTUAL_SCHEMES)]
         self._listed = {
             (root, folder)
             for key, shard in listing.items()
             for root in self._roots or [""]
-            if any(_is_below(file, root, options) for file in shard.files)
+            if any(_is_below(file, root) for file in shard.files)
             for folder in _folders_above(key)
         }
         self._names = cache(self._list)
@@ -505,9 +496,7 @@ class RawAbsence:
         """
         if key in self._listing:
             files = self._listing[key].files
-            if is_named and not any(
-                file.startswith(VIRTUAL_SCHEMES) or exists(file, self._options) for file in files
-            ):
+            if is_named and not any(file.startswith(VIRTUAL_SCHEMES) or exists(file) for file in files):
                 return None
             return f"{key}: its raw shard exists: {', '.join(files)}"
         if members := [file for file in self._files_beside(key) if own_name(key, file) is not None]:
@@ -531,7 +520,7 @@ class RawAbsence:
         )
 
     def _list(self, folder: str) -> tuple[str, ...]:
-        fs, path = filesystem(folder, self._options)
+        fs, path = filesystem(folder)
         fs.invalidate_cache()
         try:
             found = fs.ls(path, detail=False)
@@ -540,11 +529,11 @@ class RawAbsence:
         return tuple(str(name).rstrip("/").rpartition("/")[2] for name in found)
 
 
-def _is_below(file: str, root: str, options: StorageOptions | None) -> bool:
+def _is_below(file: str, root: str) -> bool:
     """Return whether a file lies below a root; every file does below the empty one."""
     if not root:
         return True
-    (fs, path), (fs_of_root, path_of_root) = filesystem(file, options), filesystem(root, options)
+    (fs, path), (fs_of_root, path_of_root) = filesystem(file), filesystem(root)
     return type(fs) is type(fs_of_root) and path.startswith(path_of_root)
 
 

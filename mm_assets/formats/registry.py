@@ -116,15 +116,15 @@ def _are_images_of_lines(source: str, names: Iterable[str], options: StorageOpti
     return all(map(is_lines, files))
 
 
-def other_formats(folder: str, kind: str, options: StorageOptions | None = None) -> list[str]:
+def other_formats(folder: str, kind: str) -> list[str]:
     """Return the formats of data in a folder or below a URL prefix other than ``kind``, sorted.
 
     The list is empty for a folder that does not exist, and for a table: its records are files, too.
     """
-    fs, path = filesystem(folder, options)
+    fs, path = filesystem(folder)
     if not fs.isdir(path) or (format_of(kind).is_table and format_of(kind).has(path)):
         return []
-    names, _ = _without_incidental(names_in(folder, options))
+    names, _ = _without_incidental(names_in(folder))
     return sorted(_formats_of(names) - {kind})
 
 

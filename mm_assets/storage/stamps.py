@@ -433,7 +433,7 @@ def _mark(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def sole_writer(folder: str, options: StorageOptions | None = None) -> Iterator[bool]:
+def sole_writer(folder: str) -> Iterator[bool]:
     """Keep other processes from a folder or URL for the block, if they ask here; yield whether it is ours.
 
     In a store it is told by objects: each process puts its own, then lists them, and goes back if another one
@@ -448,28 +448,28 @@ def sole_writer(folder: str, options: StorageOptions | None = None) -> Iterator[
         return
     mine, ended = temporary_name(_LOCK), threading.Event()
     lock = join(folder, mine)
-    publish_bytes(lock, b"0", options)
+    publish_bytes(lock, b"0")
 
     def beat() -> None:
         number = 0
         while not ended.wait(_BEAT_SECONDS):
             number += 1
             with suppress(Exception):  # stores have errors of their own; the next one may come through
-                publish_bytes(lock, str(number).encode(), options)
+                publish_bytes(lock, str(number).encode())
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     try:
-        yield not _has_other_writer(folder, mine, options)
+        yield not _has_other_writer(folder, mine)
     finally:
         ended.set()
         thread.join()
-        remove(lock, options)
+        remove(lock)
 
 
-def _has_other_writer(folder: str, mine: str, options: StorageOptions | None) -> bool:
+def _has_other_writer(folder: str, mine: str) -> bool:
     """Return whether a living process has a lock here; remove those of dead ones if not."""
-    others = _locks(folder, mine, options)
+    others = _locks(folder, mine)
     alive = {name: is_owner_alive(name) for name in others}
     if True in alive.values():
         return True
@@ -477,17 +477,17 @@ def _has_other_writer(folder: str, mine: str, options: StorageOptions | None) ->
     until = time.monotonic() + _WATCH_SECONDS
     while unknown and time.monotonic() < until:
         time.sleep(min(_BEAT_SECONDS, _WATCH_SECONDS) / 4)
-        found = _locks(folder, mine, options)
+        found = _locks(folder, mine)
         unknown = [name for name in unknown if name in found]
         if any(found[name].stamp != others[name].stamp for name in unknown):
             return True
     for name in others:
-        remove(join(folder, name), options)
+        remove(join(folder, name))
     return False
 
 
-def _locks(folder: str, mine: str, options: StorageOptions | None) -> dict[str, StampedFile]:
-    found = files_in(folder, options)
+def _locks(folder: str, mine: str) -> dict[str, StampedFile]:
+    found = files_in(folder)
     return {
         name: file
         for name, file in found.items()
