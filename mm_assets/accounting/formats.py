@@ -183,7 +183,7 @@ def _rows_of(parquet: pq.ParquetFile, sample_id: str, columns: Sequence[str]) ->
     rows: Rows = []
     if missing := [name for name in columns if name not in parquet.schema_arrow.names]:
         raise ValueError(f"column {missing[0]!r} is missing")
-    for group in possible_groups(parquet.metadata, "sample_id", sample_id):
+    for group in possible_groups(parquet.metadata, sample_id):
         ids = parquet.read_row_group(group, columns=["sample_id"], use_threads=False).column(0)
         found = pc.equal(ids, sample_id)
         if pc.any(found).as_py():

@@ -466,7 +466,7 @@ def read_bytes(uri: str, options: StorageOptions | None = None) -> bytes | None:
         return None
 
 
-def read_end(uri: str, nbytes: int, options: StorageOptions | None = None) -> bytes | None:
+def read_end(uri: str, nbytes: int) -> bytes | None:
     """Return the last bytes of a file, or all of a shorter one; None if it does not exist."""
     if not is_remote(uri):
         try:
@@ -475,14 +475,14 @@ def read_end(uri: str, nbytes: int, options: StorageOptions | None = None) -> by
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
-    fs, path = filesystem(uri, options)
+    fs, path = filesystem(uri)
     try:
         # Azure has no ranges that count from the end.
         return bytes(fs.cat_file(path) if "abfs" in fs.protocol else fs.cat_file(path, start=-nbytes))
     except FileNotFoundError:
         return None
     except OSError:  # S3 refuses a range of an empty file
-        return read_bytes(uri, options)
+        return read_bytes(uri)
 
 
 def publish_bytes(uri: str, data: bytes, options: StorageOptions | None = None) -> None:

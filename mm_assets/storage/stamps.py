@@ -254,7 +254,7 @@ def local_stamp(file: str) -> str:
     return f"{found.st_size}:{found.st_mtime_ns}:{ends}"
 
 
-def remote_stamps(files: Iterable[str], options: StorageOptions | None = None) -> dict[str, str]:
+def remote_stamps(files: Iterable[str]) -> dict[str, str]:
     """Return the etag, or size and time, of each URL; ``MISSING`` for missing or inaccessible files.
 
     Files of one folder are listed together: one request per thousand files of the folder, none if the folder
@@ -265,11 +265,11 @@ def remote_stamps(files: Iterable[str], options: StorageOptions | None = None) -
         folders.setdefault(file.rpartition("/")[0], []).append(file)
     stamps: dict[str, str] = {}
     for folder, names in folders.items():
-        fs, path = filesystem(folder, options)
+        fs, path = filesystem(folder)
         with located(folder):
             listed = _listed(fs, path) if len(names) > 1 else None
         for name in names:
-            _, path = filesystem(name, options)
+            _, path = filesystem(name)
             with located(name):
                 info = listed.get(path) if listed is not None else _info(fs, path)
             stamps[name] = (

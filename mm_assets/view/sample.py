@@ -251,7 +251,7 @@ def parquet_rows(uri: str, sample_ids: Collection[str]) -> Iterator[pa.Table]:
             stack.callback(images.close)
         schema = original_schema(file)
         wanted_ids = pa.array(sample_ids, pa.large_string())
-        found_in = (possible_groups(file.metadata, "sample_id", sample_id) for sample_id in sample_ids)
+        found_in = (possible_groups(file.metadata, sample_id) for sample_id in sample_ids)
         for group in sorted(set(chain.from_iterable(found_in))):
             read_ids = partial(file.read_row_group, group, columns=["sample_id"], use_threads=False)
             ids = checked(read_ids, uri)

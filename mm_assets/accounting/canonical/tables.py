@@ -469,20 +469,17 @@ class _DigestedReads:
             left = left if end is None else left - count
 
 
-def cache_problems(
-    uri: str, digests: Mapping[str, str] | None = None, options: StorageOptions | None = None
-) -> Iterator[str]:
+def cache_problems(uri: str, digests: Mapping[str, str] | None = None) -> Iterator[str]:
     """Yield a line for each shard of a cache that differs from its metadata.
 
     Args:
         uri: its folder.
         digests: digests of its files, from a read of all their bytes (`derive_cache`); others are read.
-        options: for the file system.
 
     Raises:
         FileNotFoundError: the cache has no metadata.
     """
-    with open_binary(join(uri, METADATA_FILE), options) as file:
+    with open_binary(join(uri, METADATA_FILE)) as file:
         text = file.read()
     try:
         meta = parse_metadata(Path(uri), text)
@@ -491,7 +488,7 @@ def cache_problems(
         return
     for shard in meta.shards:
         path = join(uri, shard.filename)
-        digest = (digests or {}).get(shard.filename) or _digest(path, options)
+        digest = (digests or {}).get(shard.filename) or _digest(path)
         if digest != shard.digest:
             yield f"{path}: its digest is {digest}, not {shard.digest} as {METADATA_FILE} says"
         elif not is_remote(path) and (
@@ -506,6 +503,6 @@ def _differing(found: OpenShard, declared: CacheShard, schema: object) -> str:
     return "" if found.schema.equals(schema, check_metadata=True) else "its columns"
 
 
-def _digest(uri: str, options: StorageOptions | None) -> str:
-    with open_binary(uri, options) as file:
+def _digest(uri: str) -> str:
+    with open_binary(uri) as file:
         return digest_of(file)

@@ -76,13 +76,13 @@ def tar_documents(uri: str, options: StorageOptions | None = None) -> Iterator[D
             yield from _documents(path, uri)
 
 
-def tar_offsets(uri: str, options: StorageOptions | None = None) -> tuple[int, ...]:
+def tar_offsets(uri: str) -> tuple[int, ...]:
     """Return the byte offsets at which samples of our tar begin, and the end of the last one.
 
     Raises as `tar_documents` does.
     """
     starts, end = [], 0
-    for document in tar_documents(uri, options):
+    for document in tar_documents(uri):
         starts.append(document.span[0])
         end = document.span[1]
     return (*starts, end)
@@ -192,12 +192,12 @@ def tar_files(uri: str) -> list[str]:
     return [uri, f"{uri}{_IDX}", join(folder, _STATS.format(name))]
 
 
-def has_index(uri: str, offsets: Sequence[int], options: StorageOptions | None = None) -> bool:
+def has_index(uri: str, offsets: Sequence[int]) -> bool:
     """Return whether the tar's own index has exactly these sample ``offsets``, the last being the end."""
-    return _content(f"{uri}{_IDX}", options) == struct.pack(f"<{len(offsets)}Q", *offsets)
+    return _content(f"{uri}{_IDX}") == struct.pack(f"<{len(offsets)}Q", *offsets)
 
 
-def folder_problems(uri: str, samples: int, nbytes: int, options: StorageOptions | None = None) -> list[str]:
+def folder_problems(uri: str, samples: int, nbytes: int) -> list[str]:
     """Return a line for each index file of the folder with another count of samples or bytes of the tar."""
     folder, _, file = uri.rpartition("/")
     problems = []
@@ -206,7 +206,7 @@ def folder_problems(uri: str, samples: int, nbytes: int, options: StorageOptions
         (_INFO, _counted, samples),
         (_SPLIT, _named, True),
     ):
-        found = parse(_content(join(folder, name), options)).get(file)
+        found = parse(_content(join(folder, name))).get(file)
         if found != expected:
             problems.append(
                 f"{join(folder, name)}: has {json.dumps(found)} of {file}, not {json.dumps(expected)}"
@@ -214,8 +214,8 @@ def folder_problems(uri: str, samples: int, nbytes: int, options: StorageOptions
     return problems
 
 
-def _content(uri: str, options: StorageOptions | None) -> bytes:
-    fs, path = filesystem(uri, options)
+def _content(uri: str) -> bytes:
+    fs, path = filesystem(uri)
     try:
         return bytes(fs.cat_file(path))
     except FileNotFoundError:

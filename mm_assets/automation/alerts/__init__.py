@@ -280,11 +280,11 @@ def trial_message(ui_url: str) -> Message:
     return Message(f"{_SENDER}: test of alerts", "\n".join(lines), "test")
 
 
-def one_line(text: str, longest: int = _LONGEST) -> str:
+def one_line(text: str) -> str:
     """Return text, which may come from data, as one printable line."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     line = _ACTIVE.sub(r"\g<0> ", " ".join(line.split()))
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
 def _minute(seconds: float) -> str:

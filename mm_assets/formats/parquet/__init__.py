@@ -115,13 +115,13 @@ class UnfitTimestamps(MmAssetsError, ValueError):
 
 
 @contextmanager
-def parquet_file(file: str, options: StorageOptions | None = None) -> Iterator[pq.ParquetFile]:
+def parquet_file(file: str) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file, and close it at the end; of a remote file only requested ranges are read."""
     if not is_remote(file):
         with pq.ParquetFile(regular_file(file), pre_buffer=False) as parquet:
             yield parquet
         return
-    fs, path = filesystem(file, options)
+    fs, path = filesystem(file)
     with fs.open(path, "rb", cache_type="none") as remote:  # caches read ahead by megabytes
         yield pq.ParquetFile(pa.PythonFile(remote, mode="r"), pre_buffer=False)
 
@@ -277,15 +277,15 @@ def column_chunks(
         return checked(lambda: pq.ParquetFile(parts).read([column], use_threads=False), name).column(0).chunks
 
 
-def possible_groups(metadata: pq.FileMetaData, column: str, value: str) -> Iterator[int]:
-    """Yield the row groups whose statistics leave room for a value of a column of text."""
+def possible_groups(metadata: pq.FileMetaData, sample_id: str) -> Iterator[int]:
+    """Yield the row groups whose statistics leave room for a sample id."""
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         chunks = map(group.column, range(group.num_columns))
-        chunk = next((c for c in chunks if c.path_in_schema == column), None)
+        chunk = next((c for c in chunks if c.path_in_schema == "sample_id"), None)
         bounds = chunk.statistics if chunk is not None and chunk.is_stats_set else None
         least = bounds.min if bounds is not None and bounds.has_min_max else None
-        if bounds is not None and isinstance(least, str) and not least <= value <= bounds.max:
+        if bounds is not None and isinstance(least, str) and not least <= sample_id <= bounds.max:
             continue
         yield number
 
@@ -312,9 +312,9 @@ class UnreadableFile(MmAssetsError, ValueError):
     """A file that exists but is not what was written; the message names it."""
 
 
-def publish_table(uri: str, table: pa.Table, options: StorageOptions | None = None) -> int:
+def publish_table(uri: str, table: pa.Table) -> int:
     """Write a small table in one atomic step; return the bytes of the file."""
-    with staged(uri, options) as file:
+    with staged(uri) as file:
         pq.write_table(table, file.path, compression="zstd")
         return file.publish()
 
@@ -339,16 +339,14 @@ def read_buffer(data: bytes, columns: Sequence[str] | None = None, *, verify: bo
     return table if names is None else table.select(names)
 
 
-def read_small_table(
-    uri: str, columns: Sequence[str] | None = None, options: StorageOptions | None = None
-) -> pa.Table:
+def read_small_table(uri: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Read some columns of a small table; None: all of them.
 
     Raises:
         FileNotFoundError: there is no file.
         UnreadableFile: the file is torn, or another table.
     """
-    with open_binary(uri, options) as file:
+    with open_binary(uri) as file:
         data = file.read()
     try:
         return read_buffer(data, columns)
@@ -522,7 +520,7 @@ class ColumnIntegers:
 _READ_AT_ONCE = 4 << 20  # bytes
 
 
-def rows_as_json(uri: str, rows: Collection[int], options: StorageOptions | None = None) -> dict[int, bytes]:
+def rows_as_json(uri: str, rows: Collection[int]) -> dict[int, bytes]:
     """Return the values of these rows by row number, without columns of bytes; missing rows are left out.
 
     A column with text that is not UTF-8 is written in base64.
@@ -530,7 +528,7 @@ def rows_as_json(uri: str, rows: Collection[int], options: StorageOptions | None
     Raises:
         ShardError: the file cannot be read.
     """
-    file = open_parquet(uri, uri, options, {})
+    file = open_parquet(uri, uri, None, {})
     try:
         columns = [
             column.path

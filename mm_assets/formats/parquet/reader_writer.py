@@ -275,14 +275,13 @@ def survey_parquet(
     partition: Partition,
     *,
     max_member_bytes: int,
-    options: StorageOptions | None = None,
 ) -> FileSurvey:
     """Survey one file without the bytes of its images; ``path`` names it in messages and locators.
 
     No sample raises: samples that cannot be used are among the ``losses``. For the file itself, raises as
     `open_source` does.
     """
-    with closing(open_source(uri, layout, path, partition, SampleIds(), max_member_bytes, options)) as source:
+    with closing(open_source(uri, layout, path, partition, SampleIds(), max_member_bytes, None)) as source:
         assert isinstance(source, QuarantiningParquetSource | DocumentSource)
         return source.survey()
 

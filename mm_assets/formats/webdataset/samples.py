@@ -463,7 +463,6 @@ def survey_tar(
     ref_path: str,
     *,
     max_member_bytes: int,
-    options: StorageOptions | None = None,
     id_prefix: str = "",
     samples: Callable[..., TarSamples] = TarSamples,
 ) -> FileSurvey:
@@ -475,7 +474,7 @@ def survey_tar(
     Raises:
         OSError: The file cannot be opened.
     """
-    with closing(samples(uri, ref_path, layout, max_member_bytes, SampleIds(), options, id_prefix)) as tar:
+    with closing(samples(uri, ref_path, layout, max_member_bytes, SampleIds(), None, id_prefix)) as tar:
         tally = SchemaTally()
         frames = _Frames(tar.descriptor)
         surveyed: list[SurveyedSample] = []
