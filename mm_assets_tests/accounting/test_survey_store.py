@@ -170,20 +170,19 @@ def test_a_shard_is_surveyed_file_by_file_with_the_ref_paths_of_the_data(
         ref_path: str,
         *,
         max_member_bytes: int,
-        options: Any,
         id_prefix: str,
         samples: object,
     ) -> FileSurvey:
-        asked.append((uri, ref_path, max_member_bytes, options, id_prefix))
+        asked.append((uri, ref_path, max_member_bytes, id_prefix))
         return FileSurvey(samples=(fact(ref_path),))
 
     monkeypatch.setattr(shard_survey, "survey_tar", survey_tar)
     layout = RawLayout(sample_id_field="id", sample_id_prefix="shard")
     files = ["/data/x/a.tar", "s3://bucket/b.tar"]
-    survey = survey_shard("a", files, "v7", layout, "/data/", max_member_bytes=99, options={"anon": True})
+    survey = survey_shard("a", files, "v7", layout, "/data/", max_member_bytes=99)
     assert asked == [
-        ("/data/x/a.tar", "x/a.tar", 99, {"anon": True}, "a/a/"),
-        ("s3://bucket/b.tar", "s3://bucket/b.tar", 99, {"anon": True}, "a/b/"),
+        ("/data/x/a.tar", "x/a.tar", 99, "a/a/"),
+        ("s3://bucket/b.tar", "s3://bucket/b.tar", 99, "a/b/"),
     ]
     assert survey.sample_ids.to_pylist() == ["x/a.tar", "s3://bucket/b.tar"]
     assert (survey.version, survey.layout) == ("v7", layout_digest(layout, 99))
