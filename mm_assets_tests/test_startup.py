@@ -15,6 +15,7 @@ from mm_assets.demo import make_shards
 from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets.pool import WORKER_ENVIRONMENT
+from mm_assets_tests.cli.commands import REPOSITORY
 
 FOR_OTHERS = {"alembic", "structlog", "rich", "pygments", "mako"}
 HEAVY = ("lance", "torch", "ray", "cv2", "pandas", "PIL")
@@ -72,6 +73,31 @@ def test_a_command_forks_its_workers(tmp_path: Path, command: str) -> None:
     assert imported.count("pyarrow.lib") == 1
     assert imported.count("dagster._core.storage.sql") == (command == "run")
     assert FOR_OTHERS.isdisjoint(imported), "no migration, no daemon"
+
+
+CODE_SERVER = """
+from pathlib import Path
+from dagster._grpc.server import DagsterApiServer
+import mm_assets.definitions
+import dagster._cli, dagster._grpc.impl, mm_assets.graph.shard_jobs, mm_assets.graph.shard_work
+print(hasattr(DagsterApiServer, "_mp_ctx") and DagsterApiServer._mp_ctx.fget(None).get_start_method())
+print(*sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("[0-9]*/comm")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux")
+def test_a_code_server_forks_its_runs_if_nothing_that_they_import_has_a_thread(tmp_path: Path) -> None:
+    """A plugin may have started one."""
+    (tmp_path / "plugin_of_mine.py").write_text("SOURCES = ()")
+    variables = {**os.environ, **WORKER_ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    for plugins, runs in (("", "forkserver"), ("plugin_of_mine", "False")):
+        done = subprocess.run(
+            [sys.executable, "-c", CODE_SERVER],
+            capture_output=True,
+            text=True,
+            env=variables | {"MM_PLUGINS": plugins},
+        )
+        assert done.stdout.splitlines() == [runs, "jemalloc_bg_thd python"], done.stderr
 
 
 MIGRATION = """

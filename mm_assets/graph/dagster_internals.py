@@ -4,7 +4,8 @@
 
 Others are in `mm_assets.graph.instance_queries` (alerts), `mm_assets.automation.backfills`,
 `mm_assets.automation`, `mm_assets.event_log` and `mm_assets.graph.resources`, each with canaries of its own.
-`headless/` and `automation/sensors.py` import a class or two.
+`headless/` and `automation/sensors.py` import a class or two; how a code server starts runs is replaced in
+`mm_assets.definitions`.
 
 The canaries of this module are in `mm_assets_tests/graph/io_manager/test_events.py`. Run them first after an
 upgrade of Dagster. They tell which of these no longer holds:

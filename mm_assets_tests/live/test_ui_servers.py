@@ -102,6 +102,7 @@ def test_nothing_outlives_it_nor_keeps_a_next_one_away(ui: DagsterDev) -> None:
         instance.event_log_storage.set_concurrency_slots(LANCE_POOL, 1)
         claim = instance.event_log_storage.claim_concurrency_slot(LANCE_POOL, "somebody", "step")
         assert claim.is_claimed
+    ends_with_its_fork_server(ui)
     run = ui.launch_run("all_assets", {"dagster/partition": "web-00000"})
     wait_for(lambda: ui.run_status(run) == "STARTED", SECONDS, "the run")
     told = ui.log()
@@ -115,6 +116,18 @@ def test_nothing_outlives_it_nor_keeps_a_next_one_away(ui: DagsterDev) -> None:
     with server(ui.home.parent) as again:
         assert pid_of(again, "daemon") is not None
         assert end(again, signal.SIGTERM) == 0
+
+
+def ends_with_its_fork_server(ui: DagsterDev) -> None:
+    """A run that goes on; the next one is forked off another server."""
+    run = ui.launch_run("all_assets", {"dagster/partition": "web-00000", "dagster/max_retries": "0"})
+    wait_for(lambda: ui.run_status(run) == "STARTED", SECONDS, "the run")
+    process = ui.run_process(run)
+    parent = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    assert b"multiprocessing.forkserver" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    os.kill(parent, signal.SIGKILL)
+    assert ui.wait_for_run(run) == "FAILURE"
+    assert not is_running(process)
 
 
 def end(ui: DagsterDev, number: signal.Signals) -> int:
