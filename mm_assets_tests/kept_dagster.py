@@ -16,6 +16,8 @@ from dagster._core.storage.runs.sqlite import sqlite_run_storage
 from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 from sqlalchemy import Engine, create_engine
 
+from mm_assets_tests.quick_instance import sharing
+
 
 @pytest.fixture(scope="package", autouse=True)
 def kept_dagster() -> Iterator[None]:
@@ -47,7 +49,7 @@ def kept_engines() -> Iterator[None]:
     engines: dict[str, Engine] = {}
 
     def kept(url: str, **options: Any) -> Engine:
-        return engines.get(url) or engines.setdefault(url, create_engine(url, **options))
+        return engines.get(url) or engines.setdefault(url, sharing(create_engine(url, **options)))
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):

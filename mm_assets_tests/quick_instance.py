@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 import dagster as dg
@@ -15,10 +17,39 @@ from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
 from dagster._core.storage.root import LocalArtifactStorage
 from dagster._core.storage.runs import InMemoryRunStorage
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
 from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
+
+
+@cache
+def _compiling() -> Engine:
+    engine = db.create_engine("sqlite://", query_cache_size=2000)
+    engine.connect().close()  # until then it does not know of which version SQLite is
+    return engine
+
+
+def sharing(engine: Engine) -> Engine:
+    """Have an engine of SQLite use the statements that others have compiled: each run has a database and an
+    engine of its own.
+    """
+    engine.dialect, engine._compiled_cache = _compiling().dialect, _compiling()._compiled_cache
+    return engine
+
+
+class _OpenRuns(InMemoryRunStorage):
+    """Dagster's, with connections that stay open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._engine = sharing(db.create_engine(self._engine.url, poolclass=QueuePool, max_overflow=30))
+        db.event.listen(self._engine, "connect", lambda opened, _: opened.execute("PRAGMA foreign_keys=ON"))
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        with self._engine.begin() as connection:
+            yield connection
 
 
 class _OpenEventLog(BatchedSqliteEventLogStorage):
@@ -28,8 +59,9 @@ class _OpenEventLog(BatchedSqliteEventLogStorage):
 
     def _open(self, shard: str) -> Engine:
         if shard == INDEX_SHARD_NAME:
-            return super()._open(shard)
-        return db.create_engine(self.conn_string_for_shard(shard), poolclass=QueuePool, max_overflow=30)
+            return sharing(super()._open(shard))
+        url = self.conn_string_for_shard(shard)
+        return sharing(db.create_engine(url, poolclass=QueuePool, max_overflow=30))
 
 
 def quick_instance(home: Path) -> dg.DagsterInstance:
@@ -41,7 +73,7 @@ def quick_instance(home: Path) -> dg.DagsterInstance:
     return dg.DagsterInstance(
         instance_type=InstanceType.EPHEMERAL,
         local_artifact_storage=LocalArtifactStorage(str(home)),
-        run_storage=InMemoryRunStorage(),
+        run_storage=_OpenRuns(),
         event_storage=_OpenEventLog(str(home / "history" / "runs")),
         compute_log_manager=NoOpComputeLogManager(),
         run_coordinator=DefaultRunCoordinator(),
