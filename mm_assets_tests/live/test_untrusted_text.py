@@ -78,7 +78,7 @@ def test_no_page_asks_for_what_the_data_name(tmp_path: Path) -> None:
                     "run": (f"runs/{run_id}", ["curated_parquet_landed"]),
                 }
                 for page, (path, texts) in pages.items():
-                    screenshot(f"{dev.url}/{path}", seen / f"{page}.png", texts, seconds=30)
+                    screenshot(f"{dev.url}/{path}", seen / f"{page}.png", texts, seconds=120)
                 assert asked == []
                 # What would happen, if text of the data were taken for Markdown.
                 described = dg.AssetObservation("raw_shards", description=id_, partition="z")
