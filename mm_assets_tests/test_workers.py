@@ -16,7 +16,7 @@ import pytest
 
 from mm_assets.pool import WorkerFailure, WorkerStartError, available_cores, workers
 from mm_assets.pool.workers import WorkerPool
-from mm_assets_tests.worker_jobs import RefusesPickling, Warned, WarnedKey, act, warn
+from mm_assets_tests.worker_jobs import RefusesPickling, Warned, WarnedKey, act, resident, warn
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -123,6 +123,14 @@ def test_result_that_waits_while_its_consumer_is_busy_is_not_late() -> None:
         time.sleep(3.5)
         found += [result for _, result in running]
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
+
+
+def test_worker_without_a_job_gives_back_the_memory_it_has_kept() -> None:
+    with WorkerPool(1) as one:
+        ((pid, kept),) = results(one, [("keep free memory", 96 << 20)]).values()
+        assert kept > 96 << 20
+        wait_until(lambda: resident(pid) < kept - (80 << 20))
+        assert results(one, [("echo", 1)]) == {("echo", 1): 1}
 
 
 def test_worker_killed_while_idle_costs_no_job() -> None:

@@ -37,7 +37,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd, ForkingPickler
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -56,6 +56,8 @@ AHEAD = 2
 START_ATTEMPTS = 3
 # A process that waits for a file server in the kernel cannot be killed: after this time it is left behind.
 _STUCK_SECONDS = 10.0
+# A worker without a job returns memory after this time: the next job would have the system clear it again.
+_IDLE_SECONDS = 1.0
 
 
 class WorkerPool(JobPool):
@@ -345,7 +347,11 @@ def work(pipe: Connection, setup: WorkerSetup) -> None:
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
     memory = FreeMemory()
     while True:
-        message = inbox.get()
+        try:
+            message = inbox.get(timeout=_IDLE_SECONDS)
+        except Empty:
+            memory.release_to_os()
+            message = inbox.get()
         send(TAKEN)
         try:
             fn, job = ForkingPickler.loads(message)
@@ -354,7 +360,6 @@ def work(pipe: Connection, setup: WorkerSetup) -> None:
         except BaseException as error:  # noqa: BLE001
             answer = ForkingPickler.dumps(failure_of(error))
         send(answer)
-        memory.release_to_os()
 
 
 def _listen(pipe: Connection, inbox: SimpleQueue[bytes]) -> None:
