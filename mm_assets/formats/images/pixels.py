@@ -215,13 +215,14 @@ class ThumbnailStrip:
         """Keep the images of an interleaved table, until there are enough."""
         if len(self.pictures) >= self.limit:
             return
-        images = rows.filter(pc.equal(rows.column("modality"), "image")).column("binary_content")
-        for chunk in images.chunks:
-            for view in binary_views(chunk.slice(0, _TRIED * self.limit)):
-                if len(self.pictures) >= self.limit:
-                    return
-                if view is not None and (picture := thumbnail(view)) is not None:
-                    self.pictures.append(picture)
+        is_image = pc.equal(rows.column("modality"), "image")
+        images = rows.column("binary_content")
+        for row in pc.indices_nonzero(is_image)[: _TRIED * self.limit].to_pylist():
+            if len(self.pictures) >= self.limit:
+                return
+            (view,) = binary_views(images.slice(row, 1).chunk(0))  # not all images of a batch are copied
+            if view is not None and (picture := thumbnail(view)) is not None:
+                self.pictures.append(picture)
 
     def of_removed(self, step: Step) -> Step:
         """Return a step that does what ``step`` does, and keeps images that it takes out."""
