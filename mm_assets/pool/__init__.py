@@ -30,7 +30,7 @@ WORKER_ENVIRONMENT = {
     # OpenCV, which measures pictures, likewise: there is a worker for each core already.
     "OPENCV_FOR_THREADS_NUM": "1",
     # Milliseconds after which Arrow's allocator returns freed memory to the system, which clears it again for
-    # the next batch: with 10, its default, up to a third of the CPU; with 1,000 still a quarter on a busy
+    # the next batch: with 10, its default, up to a third of the CPU; with 1,000 still a tenth on a busy
     # machine. With ten seconds nearly all of that is gone, for 20 to 80 MiB at the peak. Workers without a
     # job return memory, too (`FreeMemory`), which a negative value would forbid.
     "MIMALLOC_PURGE_DELAY": "10000",
