@@ -61,10 +61,6 @@ _pools: dict[_Key, JobPool] = {}
 _users: Counter[_Key] = Counter()
 
 
-class NoWorkersError(RuntimeError):
-    """Work for workers where there are none."""
-
-
 class Workers(ConfigurableResource[Any]):
     """Worker processes, started with the first job and shared by all assets that run in one process.
 
@@ -118,10 +114,10 @@ class Workers(ConfigurableResource[Any]):
         """Run a function on jobs; see `WorkerPool.map` and `RayPool.map`.
 
         Raises:
-            NoWorkersError: outside of a run or of `build_resources`; use a `WorkerPool` itself there.
+            RuntimeError: outside of a run or of `build_resources`; use a `WorkerPool` itself there.
         """
         if self._pool is None:
-            raise NoWorkersError("the workers have not been set up by a run or build_resources()")
+            raise RuntimeError("the workers have not been set up by a run or build_resources()")
         return self._pool.map(fn, jobs)
 
 

@@ -35,7 +35,7 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import Shard, ShardResult, ShardSet, digest
 from mm_assets.graph.assets import plan_of
 from mm_assets.graph.dagster_internals import SHARDS, chunks
-from mm_assets.graph.io_manager import NoWorkersError, ShardIOManager
+from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.planned_jobs import SETTINGS_MARK
 from mm_assets.graph.raw import RAW_SHARDS, judged_before
 from mm_assets.graph.shard_jobs import has_passed
@@ -305,8 +305,9 @@ def up_to_date_records(
     progress = ProgressLine(len(_specs(definitions)))
     try:
         return _up_to_date_records(instance, definitions, resources, listing, needs_scores, progress)
-    except (OSError, ValueError, dg.Failure, NoWorkersError):
-        # What cannot be read, or planned, is for the run: it fails what it concerns, and names it.
+    except Exception:  # noqa: BLE001
+        # What cannot be read, or planned, is for the run: it fails what it concerns, and names it. What plans
+        # it may be a plugin's, which raises anything.
         return None
     finally:
         progress.end()
@@ -368,6 +369,8 @@ def _is_as_planned(
     pointers = {
         key: event.storage_id for key, event in latest_events(instance, RAW_SHARDS, _OBSERVED).items()
     }
+    if listing.keys() - pointers.keys():  # somebody has wiped their observations
+        return False
     if judged_before(instance, RAW_SHARDS, {key: pointers[key] for key in listing}):
         return False
     failed: list[ShardResult] = []

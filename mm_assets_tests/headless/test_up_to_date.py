@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 
+import dagster as dg
 import lance
 import pyarrow.parquet as pq
 import pytest
@@ -331,6 +332,17 @@ def test_a_survey_that_is_gone_is_made_by_a_run(made: Project) -> None:
     _remove("ledger/raw_shards/b.parquet")(made)
     assert fine(made.run()).startswith("materializing all assets ")
     assert (made.storage / "ledger" / "raw_shards" / "b.parquet").exists()
+    assert fine(made.run()).startswith("nothing to do")
+
+
+def test_after_observations_were_wiped_a_run_makes_them(made: Project) -> None:
+    fine(made.run("a"))
+    with made.instance() as instance:
+        instance.wipe_assets([dg.AssetKey("raw_shards")])
+    assert fine(made.run()).startswith("materializing all assets ")
+    with made.instance() as instance:
+        observed = instance.fetch_observations(dg.AssetKey("raw_shards"), limit=9).records
+    assert {record.partition_key for record in observed} == {"a", "b", "c"}
     assert fine(made.run()).startswith("nothing to do")
 
 
