@@ -145,8 +145,8 @@ def _fork_runs() -> None:
     server._mp_ctx = property(lambda _: runs, lambda *_: None)
 
 
-# Not where others only use parts of this module: their runs keep an environment of their own. What a plugin has
-# started when it was imported would not survive a fork.
+# Not where others only use parts of this module: their runs keep an environment of their own. What a plugin
+# has started when it was imported would not survive a fork.
 _IS_SERVED = "dagster._grpc.server" in sys.modules and __name__ in sys.argv
 if _IS_SERVED and sys.platform == "linux" and not load_plugins():
     _fork_runs()
