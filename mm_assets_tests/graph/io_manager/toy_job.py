@@ -132,6 +132,7 @@ def run_and_fill_disk(job: ShardJob) -> ShardResult:
     write = Ledger.write
 
     def full(self: Ledger, record: ShardRecord, rows: pa.Table | None = None) -> WrittenAccount:
+        Ledger.write = write  # type: ignore[method-assign]  # the worker may serve other tests
         if record.key == "k01":
             raise OSError(28, "No space left on device")
         return write(self, record, rows)
