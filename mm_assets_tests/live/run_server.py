@@ -18,6 +18,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.graph.io_manager import LANDED
+from mm_assets.graph.shard_jobs import RecordedJob
 from mm_assets.pool import WorkerFailure
 from mm_assets.pool.workers import WorkerPool
 
@@ -80,7 +81,8 @@ def _deaths() -> Iterator[list[tuple[str, str]]]:
     def noting(self: WorkerPool, fn: Callable[[Any], Any], jobs: Any) -> Any:
         for job, answer in plain(self, fn, jobs):
             if isinstance(answer, WorkerFailure) and answer.type == "WorkerDied":
-                died.append((fn.__name__, job.key))
+                done = job.run_job if isinstance(job, RecordedJob) else fn
+                died.append((done.__name__, job.key))
             yield job, answer
 
     WorkerPool.map = noting  # type: ignore[method-assign]

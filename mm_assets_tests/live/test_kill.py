@@ -59,7 +59,7 @@ class Writer:
 
 
 def of_asset(job: str, asset: str, output: str) -> Writer:
-    """The job that makes the output of an asset (a pattern of paths); the run's process writes accounts."""
+    """The job that makes the output of an asset (a pattern of paths), and mostly its account."""
     own = re.compile(rf"{output}|(ledger/accounts|proof)/{asset}/")
     return Writer(job, asset, own, re.compile(output))
 
