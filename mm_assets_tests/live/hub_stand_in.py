@@ -40,6 +40,7 @@ class HubStandIn:
     objects: dict[str, bytes] = field(default_factory=dict)
     uploaded: list[str] = field(default_factory=list)
     fails_after: int | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -193,15 +194,18 @@ def _handler(hub: HubStandIn) -> type[BaseHTTPRequestHandler]:
 
         def do_PUT(self) -> None:
             oid, data = self.path.rpartition("/")[2], self._body()
-            if hub.fails_after is not None and len(hub.uploaded) >= hub.fails_after:
-                self._refuse(403, "the line is cut")
-                return
             if hashlib.sha256(data).hexdigest() != oid:
                 self._refuse(400, "other bytes than were announced")
                 return
-            hub.objects[oid] = data
-            hub.uploaded.append(oid)
-            self._answer(b"")
+            with hub.lock:  # files come at the same time
+                is_cut = hub.fails_after is not None and len(hub.uploaded) >= hub.fails_after
+                if not is_cut:
+                    hub.objects[oid] = data
+                    hub.uploaded.append(oid)
+            if is_cut:
+                self._refuse(403, "the line is cut")
+            else:
+                self._answer(b"")
 
     return Handler
 
