@@ -393,7 +393,7 @@ def _recall(uri: str, stamp: str | None) -> ShardRecord | None:
     known_stamp, record = _records.get(uri, (None, None))
     if record is not None and not is_remote(uri):
         stamp = own_stamp(local_path(uri))
-    return record if stamp is not None and stamp == known_stamp else None
+    return record if stamp and stamp == known_stamp else None  # no stamp: there is no account
 
 
 def _remember(uri: str, stamp: str, record: ShardRecord) -> None:

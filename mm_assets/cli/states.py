@@ -259,7 +259,7 @@ def refuse_while_unfinished(instance: Any, command: str = "retire") -> None:
     from mm_assets.graph.instance_queries import fail_lost_runs
 
     fail_lost_runs(instance)
-    found = [f"run {run_retire.run_id}" for run_retire in unfinished_runs(instance)]
+    found = [f"run {run.run_id}" for run in unfinished_runs(instance)]
     found += [f"backfill {backfill.backfill_id}" for backfill in unfinished_backfills(instance)]
     if found:
         raise ValueError(f"{found[0]} is unfinished; {command} when it has ended, or end it")
