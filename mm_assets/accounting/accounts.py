@@ -59,10 +59,10 @@ from mm_assets.storage.files import (
     read_bytes,
     read_end,
     remove,
-    sync,
 )
 from mm_assets.storage.small_files import SEAL, KnownFiles, content_etag, seal, unseal
 from mm_assets.storage.stamps import files_in, own_stamp, parallel_map
+from mm_assets.storage.temporary import sync
 
 log = logging.getLogger(__name__)
 

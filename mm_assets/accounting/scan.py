@@ -36,7 +36,7 @@ from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
     is_remote,
     open_binary,
-    size_of,
+    small_object,
 )
 from mm_assets.storage.listing import sizes_below
 from mm_assets.storage.stamps import parallel_map
@@ -175,6 +175,17 @@ def _scan_parts(job: _ScanJob) -> tuple[Counter[Occurrence], dict[str, str]]:
     return hits, {part.path: problem for part, (_, problem) in problems if problem}
 
 
+def _opened(part: _Part) -> IO[bytes]:
+    """Open a file; one that is small is read at once."""
+    if part.stop > _SMALL:
+        return open_binary(part.path)
+    data = small_object(part.path)
+    if data is not None:
+        return BytesIO(data)
+    with open_binary(part.path) as file:
+        return BytesIO(file.read())
+
+
 class _ScannedFile:
     """A file that is searched, as bytes and for what it contains; ``hits`` has what was found."""
 
@@ -185,8 +196,7 @@ class _ScannedFile:
         self._search = search
 
     def search(self, part: _Part) -> None:
-        with open_binary(self._path) as opened:
-            file = BytesIO(opened.read()) if part.stop <= _SMALL else opened
+        with _opened(part) as file:
             file.seek(part.start)
             self._stream(lambda nbytes: file.read(min(nbytes, part.stop - file.tell())), "")
             if part.start == 0:
@@ -216,7 +226,7 @@ class _ScannedFile:
         elif head.startswith(b"SQLite format 3\0") and not is_remote(self._path):
             self._sqlite()
         elif self._path.endswith(".lance"):
-            self._lance()
+            self._lance(file.seek(0, os.SEEK_END))
         else:
             for unpacked in (opened(file) for magic, opened in _PACKED.items() if head.startswith(magic)):
                 with unpacked:
@@ -247,7 +257,7 @@ class _ScannedFile:
             elif _OF_LEDGER in self._path:
                 self._names([data], inside)
 
-    def _lance(self) -> None:
+    def _lance(self, nbytes: int) -> None:
         """Search all rows of a file of a table, whichever versions have them, and deleted ones."""
         from lance.file import LanceFileReader
 
@@ -257,7 +267,7 @@ class _ScannedFile:
         self._metadata(reader.metadata().schema.metadata)
         # Range by range: the reader fetches all of what it is asked for ahead.
         rows = reader.num_rows()
-        at_once = _rows_at_once(size_of(self._path), rows)
+        at_once = _rows_at_once(nbytes, rows)
         for start in range(0, rows, at_once):
             for batch in reader.read_range(start, min(at_once, rows - start)).to_batches():
                 self._batch(batch)

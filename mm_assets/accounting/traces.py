@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
+import pyarrow.parquet as pq
 
 from mm_assets.accounting import BY_ASSET, CURATED, DERIVED_FOLDERS, OUTPUTS, locator_columns
 from mm_assets.accounting.accounts import Ledger, losses_digest
@@ -326,19 +328,18 @@ def _dropped_documents(job: _ShardJob, quarantined: Iterable[Mapping[str, Any]])
 
 def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
     """Yield denied rows of the curated output, and whether they are whole samples."""
-    uri = CURATED.uri(job.root, job.partition)
-    if not exists(uri):
-        return
     of_images, others = DenyList(job.entries(*_HASHES)), DenyList(job.entries(SAMPLE_ID, URL))
-    likely = _likely_samples(job, of_images)
-    with parquet_file(uri) as file:
+    likely = _likely_samples(job, of_images) if of_images else set()
+    with _parquet_if_there(CURATED.uri(job.root, job.partition)) as file:
+        if file is None:
+            return
         names = [name for name in file.schema_arrow.names if name != "binary_content"]
         names = names if job.entries(URL) else _LOCATED
         for group in range(file.metadata.num_row_groups):  # each has whole samples
             table = file.read_row_group(group, columns=names, use_threads=False)
             denials = others.denials(table)
             ids = table.column("sample_id").to_pylist()
-            has_likely = bool(of_images) and (likely is None or not likely.isdisjoint(ids))
+            has_likely = likely is None or not likely.isdisjoint(ids)
             if not denials and not has_likely:
                 continue
             table = file.read_row_group(group, use_threads=False)
@@ -398,9 +399,19 @@ def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
 
 
 def _rows(uri: str, columns: list[str], job: _ShardJob) -> list[dict[str, Any]]:
-    if not exists(uri):
+    try:
+        return read_small_table(uri, columns).to_pylist()
+    except FileNotFoundError:
         return []
-    return read_small_table(uri, columns).to_pylist()
+
+
+@contextmanager
+def _parquet_if_there(uri: str) -> Iterator[pq.ParquetFile | None]:
+    with ExitStack() as opened:
+        file = None
+        with suppress(FileNotFoundError):
+            file = opened.enter_context(parquet_file(uri))
+        yield file
 
 
 def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
@@ -413,10 +424,8 @@ def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
     shared: set[int] = set()
     stay: set[str] = set()
     for uri in (CURATED.uri(job.root, job.partition), job.parquet(DERIVED_FOLDERS["quarantine"])):
-        if not exists(uri):
-            continue
-        with parquet_file(uri) as file:
-            for batch in batches_in(file, None):
+        with _parquet_if_there(uri) as file:
+            for batch in batches_in(file, None) if file is not None else ():
                 keys = [*zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)]
                 stays = [row for row, key in enumerate(keys) if key[0] not in whole and key not in items]
                 stay.update(keys[row][0] for row in stays if keys[row][0] in job.found.needles.ids)

@@ -4,9 +4,8 @@ Outputs are always written to a local temporary file first. Publishing is one re
 (remote), so a crash, a kill or a full disk leaves the previous version and nothing that looks complete.
 `refuse_unwritable` checks an output folder before any work is done for it.
 
-Remote files are read at the store's speed (`ReadAhead`). An object store answers a request after some
-milliseconds, at the speed of one connection; several requests at once, for neighbouring parts, are as fast as
-the network. So parts are fetched ahead of a sequential reader. Others get the exact ranges that they ask for.
+Remote files are read at the store's speed (`ReadAhead`): several requests at once are as fast as the network.
+Parts are fetched ahead of a sequential reader. Others get the ranges they ask for.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from mm_assets.model.errors import MissingExtra, MmAssetsError, explained
 from mm_assets.storage import S3_SCHEMES, clean_url, fsspec_arguments, opened_url
 from mm_assets.storage.errors import is_access_denied, located
-from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, temporary_name
+from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, sync, temporary_name
 
 ORIGINS_BESIDE = ".origins"  # a folder; hidden, so that no client reads its files as data
 PART_BYTES = 8 << 20
@@ -455,10 +454,21 @@ def replace_file(path: str, data: bytes) -> None:
         raise
 
 
+def small_object(uri: str) -> bytes | None:
+    """Return what `mm_assets.storage.s3.small_object` does of a URL of S3; None for any other place."""
+    if not uri.startswith(S3_SCHEMES):
+        return None
+    from mm_assets.storage import s3
+
+    return s3.small_object(uri)
+
+
 def read_bytes(uri: str, options: StorageOptions | None = None) -> bytes | None:
     """Return the content of a file; None if it does not exist."""
     if not is_remote(uri):
         return local_bytes(local_path(uri))
+    if not options and (data := small_object(uri)) is not None:
+        return data
     fs, path = filesystem(uri, options)
     try:
         return bytes(fs.cat_file(path))
@@ -475,9 +485,10 @@ def read_end(uri: str, nbytes: int) -> bytes | None:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
+    if (data := small_object(uri)) is not None:
+        return data[-nbytes:]
     fs, path = filesystem(uri)
-    try:
-        # Azure has no ranges that count from the end.
+    try:  # Azure has no ranges that count from the end
         return bytes(fs.cat_file(path) if "abfs" in fs.protocol else fs.cat_file(path, start=-nbytes))
     except FileNotFoundError:
         return None
@@ -519,9 +530,9 @@ def remove(uri: str, options: StorageOptions | None = None) -> None:
 
 def sweep(folder: str) -> list[str]:
     """Remove temporary files of dead processes, and return their paths; those of living processes stay."""
-    removed: list[str] = []
     if is_remote(folder) or not os.path.isdir(local_path(folder)):
-        return removed
+        return []
+    removed = []
     # Each run lists all names of some seventy folders: only hidden ones are looked at any further.
     hidden = [name for name in os.listdir(local_path(folder)) if name[:1] == "."]
     for path in [os.path.join(local_path(folder), name) for name in hidden if is_temporary(name)]:
@@ -535,15 +546,6 @@ def sweep_output(folder: str) -> None:
     """Run `sweep` on a folder of outputs and on the folders of metadata inside it."""
     for below in ("", ".mm_assets", ".nv-meta", ORIGINS_BESIDE):
         sweep(os.path.join(folder, below))
-
-
-def sync(path: str | os.PathLike[str]) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def refuse_unwritable(folder: str) -> None:

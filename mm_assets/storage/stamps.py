@@ -22,7 +22,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -229,6 +229,18 @@ def existing_files(uris: Iterable[str], options: StorageOptions | None = None) -
         are_there = parallel_map(lambda file: exists(file, options), others, others[0])
         found.update(file for file, is_there in zip(others, are_there, strict=True) if is_there)
     return found
+
+
+def remove_all(uris: Collection[str]) -> None:
+    """Remove those of some files that exist; several in one remote folder are looked up in one listing."""
+
+    def remove_one(uri: str) -> None:
+        fs, path = filesystem(uri)
+        with suppress(FileNotFoundError):  # another process was faster
+            fs.rm_file(path)
+
+    if found := sorted(existing_files(uris)):
+        parallel_map(remove_one, found, found[0])
 
 
 def _local_files_in(folder: str, suffix: str) -> dict[str, StampedFile]:

@@ -159,9 +159,9 @@ class LanceSource(TableSource):
 
     def __init__(self, uri: str) -> None:
         require("lance")
-        from mm_assets.formats.lance import from_storage_schema, storage_options_from_env, with_original_names
+        from mm_assets.formats.lance import from_storage_schema, with_original_names
         from mm_assets.formats.lance.table import LanceTable
-        from mm_assets.storage import lance_arguments
+        from mm_assets.storage import lance_arguments, storage_options_from_env
 
         self._uri, self._options = uri, lance_arguments(uri, storage_options_from_env())
         dataset = LanceTable(uri, self._options).dataset()

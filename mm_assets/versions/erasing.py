@@ -55,7 +55,7 @@ from mm_assets.storage.files import (
     staged,
     sweep,
 )
-from mm_assets.storage.stamps import files_in
+from mm_assets.storage.stamps import files_in, remove_all
 from mm_assets.versions import FOLDER
 from mm_assets.versions.erasure_plan import (
     NotErasedError,
@@ -312,9 +312,11 @@ class Erasing:
         others = [name for name in tag_names(self._root) if name not in work.tags] if there else []
         kept = {state.losses for name in others for state in Manifest(self._root, name).states()}
         for name in work.tags:
+            losses: list[str] = []
             for state in Manifest(self._root, name).states() if name in there else ():
                 if state.losses and state.losses not in kept:  # their reasons may quote it
-                    remove(join(self._root, FOLDER, "losses", f"{state.losses}.parquet"))
+                    losses.append(join(self._root, FOLDER, "losses", f"{state.losses}.parquet"))
+            remove_all(losses)
             drop_tag(self._root, name)
             yield self._told("tags", [name], f"tag {name}: dropped")
         uri = LANCE.place(self._root, "")

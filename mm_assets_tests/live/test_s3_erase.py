@@ -8,14 +8,51 @@ from pathlib import Path
 import pytest
 
 from mm_assets.accounting.erasures import ErasureStore
+from mm_assets.accounting.needles import Needles
+from mm_assets.accounting.scan import scan
 from mm_assets.demo import make_shards
-from mm_assets.formats.lance import storage_options_from_env
+from mm_assets.pool.workers import WorkerPool
+from mm_assets.storage import storage_options_from_env
 from mm_assets_tests.cli import commands
 from mm_assets_tests.formats.brute_force import files_with, versions_with
 from mm_assets_tests.formats.raw_tars import tar_members
 from mm_assets_tests.live.s3_server import S3Server
 
 pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
+
+
+def test_scan_finds_it_in_objects_of_any_name(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    bucket, store = s3.new_bucket(), s3.filesystem()
+    names = [
+        "plain.bin",
+        "a/b c.bin",
+        "a/50%25.bin",
+        "a/50%.bin",
+        "a/#1?.bin",
+        "ä/ö.bin",
+        "a/x+y=z@1.bin",
+        "a/.e",
+    ]
+    text = "words that are to be found, wherever they are"
+    with_it, without = f"before {text} after".encode(), f"before {text[::-1]} after".encode()
+    for name in names:
+        store.pipe_file(f"{bucket}/in/{name}", with_it)
+    store.pipe_file(f"{bucket}/in/other.bin", without)
+    store.pipe_file(f"{bucket}/in/empty.bin", b"")
+    needles = Needles.of_values([text])
+    with WorkerPool(1) as pool:
+        found = scan([f"s3://{bucket}/in"], needles, pool)
+        assert found.paths() == sorted(f"s3://{bucket}/in/{name}" for name in names)
+        assert found.unread == {}
+        assert found.files == len(names) + 2
+        # What a client has read before is read again, as long as it was.
+        store.pipe_file(f"{bucket}/in/plain.bin", without)
+        store.pipe_file(f"{bucket}/in/other.bin", with_it)
+        names[0] = "other.bin"
+        again = scan([f"s3://{bucket}/in"], needles, pool)
+        assert again.paths() == sorted(f"s3://{bucket}/in/{name}" for name in names)
 
 
 def test_a_sample_leaves_every_object(tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

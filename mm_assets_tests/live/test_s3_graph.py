@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.demo import make_shards
-from mm_assets.formats.lance import storage_options_from_env
 from mm_assets.formats.registry import reader_for
+from mm_assets.storage import storage_options_from_env
 from mm_assets.versions.tagging import Manifest
 from mm_assets_tests.cli import commands
 from mm_assets_tests.graph.conftest import deploy  # noqa: F401 (a fixture)

@@ -60,30 +60,6 @@ _stderr_is_led_away = threading.Lock()
 RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
 
 
-def storage_options_from_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return Lance ``storage_options`` from the standard ``AWS_*`` variables.
-
-    They have ``allow_http`` for an ``http://`` endpoint.
-    """
-    env = os.environ if environ is None else environ
-    options = {
-        option: env[variable]
-        for option, variable in (
-            ("aws_access_key_id", "AWS_ACCESS_KEY_ID"),
-            ("aws_secret_access_key", "AWS_SECRET_ACCESS_KEY"),
-            ("aws_session_token", "AWS_SESSION_TOKEN"),
-        )
-        if env.get(variable)
-    }
-    if region := env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"):
-        options["aws_region"] = region
-    if endpoint := env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL"):
-        options["aws_endpoint"] = endpoint
-        if endpoint.startswith("http://"):
-            options["allow_http"] = "true"
-    return options
-
-
 class Location:
     """A table's folder or URL. Paths given to its methods are relative to it, with ``/``."""
 

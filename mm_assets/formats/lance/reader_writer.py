@@ -17,7 +17,6 @@ from mm_assets.formats.lance import (
     from_storage_schema,
     naming_table,
     opened,
-    storage_options_from_env,
     to_storage_schema,
     until_answered,
     with_original_names,
@@ -35,7 +34,7 @@ from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import ShardError
-from mm_assets.storage import lance_arguments
+from mm_assets.storage import lance_arguments, storage_options_from_env
 from mm_assets.storage.errors import StoreError, attempts, error_line, located, readable_store_errors
 from mm_assets.storage.files import StorageOptions, absolute, filesystem, is_remote, join
 from mm_assets.storage.listing import matching

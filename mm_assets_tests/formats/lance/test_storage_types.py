@@ -16,11 +16,11 @@ from mm_assets.formats.lance import (
     file_version,
     from_storage,
     from_storage_schema,
-    storage_options_from_env,
     to_storage,
     to_storage_schema,
 )
 from mm_assets.formats.lance.table import LanceTable
+from mm_assets.storage import storage_options_from_env
 from mm_assets_tests.formats.lance.tables import names, rows, write
 
 TENSOR = pa.fixed_shape_tensor(pa.int32(), [2])
