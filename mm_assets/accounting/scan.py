@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
+from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -226,7 +227,7 @@ class _ScannedFile:
         elif head.startswith(b"SQLite format 3\0") and not is_remote(self._path):
             self._sqlite()
         elif self._path.endswith(".lance"):
-            self._lance(file.seek(0, os.SEEK_END))
+            self._lance(file)
         else:
             for unpacked in (opened(file) for magic, opened in _PACKED.items() if head.startswith(magic)):
                 with unpacked:
@@ -257,13 +258,22 @@ class _ScannedFile:
             elif _OF_LEDGER in self._path:
                 self._names([data], inside)
 
-    def _lance(self, nbytes: int) -> None:
+    def _lance(self, file: IO[bytes]) -> None:
         """Search all rows of a file of a table, whichever versions have them, and deleted ones."""
+        if isinstance(file, BytesIO):
+            with TemporaryFile() as copy:  # without a name, which nobody could leave behind
+                copy.write(file.getbuffer())
+                copy.flush()
+                self._lance_rows(f"/dev/fd/{copy.fileno()}", len(file.getbuffer()))
+        else:
+            self._lance_rows(self._path, file.seek(0, os.SEEK_END))
+
+    def _lance_rows(self, path: str, nbytes: int) -> None:
         from lance.file import LanceFileReader
 
         from mm_assets.formats.lance.reader_writer import lance_options
 
-        reader = LanceFileReader(self._path, lance_options(self._path, None))
+        reader = LanceFileReader(path, lance_options(path, None))
         self._metadata(reader.metadata().schema.metadata)
         # Range by range: the reader fetches all of what it is asked for ahead.
         rows = reader.num_rows()

@@ -39,7 +39,7 @@ from mm_assets.storage.files import (
     exists,
     join,
 )
-from mm_assets.storage.stamps import stat_outputs
+from mm_assets.storage.stamps import files_in, stat_outputs
 
 _HASHES = (SHA256, MD5, PDQ)
 _SCORES = "image_scores"
@@ -144,6 +144,7 @@ class _ShardJob:
     found: Found = field(default_factory=lambda: Found((), Needles()))
     stale: frozenset[str] = frozenset()
     raw: RawDocuments = field(default_factory=RawDocuments)
+    has_quarantine: bool = True
 
     def entries(self, *kinds: str) -> dict[Entry, Denial]:
         """Return the entries of some kinds."""
@@ -246,9 +247,11 @@ def _of_shards(
         stale = dict.fromkeys(_partitions(root), frozenset())
     raw = raw or RawDocuments()
     jobs = []
+    quarantined = files_in(join(root, DERIVED_FOLDERS["quarantine"]))  # most shards have none
     for name in sorted(stale):
         files = RawDocuments({name: raw.files.get(name, ())}, raw.layout)
-        jobs.append(_ShardJob(root, name, stale=stale[name], raw=files, **given))
+        is_there = f"{partition_filename(name)}.parquet" in quarantined
+        jobs.append(_ShardJob(root, name, stale=stale[name], raw=files, has_quarantine=is_there, **given))
     results = []
     for job, result in pool.map(work, jobs):
         if isinstance(result, WorkerFailure):
@@ -261,7 +264,8 @@ def _find_in_shard(job: _ShardJob) -> Found:
     denied: list[FoundSample] = []
     needles: list[Needles] = []
     names = ["sample_id", "position", "modality", "source_uri", "member", "raw"]
-    quarantined = _rows(job.parquet(DERIVED_FOLDERS["quarantine"]), names, job)
+    quarantine = job.parquet(DERIVED_FOLDERS["quarantine"])
+    quarantined = _rows(quarantine, names) if job.has_quarantine else []
     if job.entries(URL) and (dropped := _dropped_documents(job, quarantined)):
         try:
             job = _with_dropped(job, dropped)
@@ -290,12 +294,12 @@ def _find_in_shard(job: _ShardJob) -> Found:
             add(row | {"source": row["source_uri"]}, is_whole)
     survey = SurveyStore(job.root).uri(job.partition)
     of_document: dict[str, Any] = {"position": METADATA_POSITION, "modality": "metadata"}
-    known = [of_document | row for row in _rows(survey, ["sample_id", "source", "member"], job)]
+    known = [of_document | row for row in _rows(survey, ["sample_id", "source", "member"])]
     ledger = Ledger(job.root)
     for asset in sorted(job.stale | {CURATED.asset} if job.entries(SAMPLE_ID) else ()):
         known += ledger.items(asset, job.partition).to_pylist()
         if asset in DERIVED_FOLDERS:
-            stale = _rows(job.parquet(DERIVED_FOLDERS[asset]), ["sample_id"], job)
+            stale = _rows(job.parquet(DERIVED_FOLDERS[asset]), ["sample_id"])
             known += [of_document | row for row in stale]
     for row in known:
         if row["sample_id"] is not None and job.deny.hides_sample(row["sample_id"]):
@@ -384,7 +388,7 @@ def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
         return None  # they are those of earlier rows
     names = [of_kind[kind] for kind in sorted(kinds)]
     try:
-        scores = _rows(job.parquet(DERIVED_FOLDERS[_SCORES]), ["sample_id", *names], job)
+        scores = _rows(job.parquet(DERIVED_FOLDERS[_SCORES]), ["sample_id", *names])
     except UnreadableFile:
         return None  # or these were not measured
 
@@ -398,7 +402,7 @@ def _likely_samples(job: _ShardJob, deny: DenyList) -> set[str] | None:
     return {row["sample_id"] for row in scores if any(is_likely(kind, row[of_kind[kind]]) for kind in kinds)}
 
 
-def _rows(uri: str, columns: list[str], job: _ShardJob) -> list[dict[str, Any]]:
+def _rows(uri: str, columns: list[str]) -> list[dict[str, Any]]:
     try:
         return read_small_table(uri, columns).to_pylist()
     except FileNotFoundError:
@@ -423,7 +427,8 @@ def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
     search = job.found.needles.search()
     shared: set[int] = set()
     stay: set[str] = set()
-    for uri in (CURATED.uri(job.root, job.partition), job.parquet(DERIVED_FOLDERS["quarantine"])):
+    quarantine = [job.parquet(DERIVED_FOLDERS["quarantine"])] if job.has_quarantine else []
+    for uri in (CURATED.uri(job.root, job.partition), *quarantine):
         with _parquet_if_there(uri) as file:
             for batch in batches_in(file, None) if file is not None else ():
                 keys = [*zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)]

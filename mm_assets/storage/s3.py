@@ -18,15 +18,20 @@ import asyncio
 import itertools
 import os
 import re
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import s3fs
+from aiobotocore.session import AioSession
 from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError, SSLError
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
+from botocore.utils import parse_timestamp
 from fsspec.asyn import sync_wrapper
 from s3fs.core import S3_RETRYABLE_ERRORS, _error_wrapper
 from s3fs.errors import translate_boto_error
@@ -56,6 +61,7 @@ class S3FileSystem(s3fs.S3FileSystem):
     nothing (15 and 5 seconds).
     """
 
+    session: Any
     _connected_with: tuple[object, ...] | None = None  # the AWS configuration of the session
 
     def _prepare_config_kwargs(self) -> dict[str, Any]:
@@ -72,6 +78,11 @@ class S3FileSystem(s3fs.S3FileSystem):
         if self._connected_with not in (None, found):
             self._forget_session()
         self._connected_with = found
+        if self.session is None:
+            self.session = AioSession(**self.kwargs)
+            self._session_is_owned = True
+            factory = self.session.get_component("response_parser_factory")
+            factory.set_parser_defaults(timestamp_parser=_timestamp)
         return await super().set_session(refresh)
 
     def _forget_session(self) -> None:
@@ -194,6 +205,14 @@ class S3FileSystem(s3fs.S3FileSystem):
             yield found
 
 
+def _timestamp(text: str) -> datetime:
+    """Return the time of a listed object, or of an answer: botocore tries a parser for any text first."""
+    try:
+        return datetime.fromisoformat(text) if text.endswith("Z") else parsedate_to_datetime(text)
+    except ValueError:
+        return parse_timestamp(text)
+
+
 def _raised(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
@@ -223,6 +242,8 @@ _NO_REPETITION = {"client_max_retries": "0", "timeout": "15s", "connect_timeout"
 _Access = tuple[object, ...]  # what a client is made of
 _asked = itertools.count()
 _unanswered: set[_Access] = set()
+_LOOKED_EVERY = 0.1  # seconds; looking costs a fifth of a request
+_looked: tuple[float, tuple[object, ...]] = (0.0, ())
 _clients: dict[_Access, LanceFileSession] = {}
 
 
@@ -235,7 +256,7 @@ def small_object(url: str) -> bytes | None:
     if found is None or next(_asked) < _FEWEST:
         return None
     # A process that was forked off cannot use the threads of a client.
-    access = (found[1], os.getpid(), *sorted(options_of(url).items()), *_configuration())
+    access = (found[1], os.getpid(), *sorted(options_of(url).items()), *_recent_configuration())
     if access in _unanswered:
         return None
     try:
@@ -245,6 +266,13 @@ def small_object(url: str) -> bytes | None:
             _unanswered.add(access)
         return None
     return bytes(data) if len(data) < _SMALL else None
+
+
+def _recent_configuration() -> tuple[object, ...]:
+    global _looked
+    if time.monotonic() - _looked[0] > _LOOKED_EVERY:
+        _looked = time.monotonic(), _configuration()
+    return _looked[1]
 
 
 def _lance_client(access: _Access, url: str) -> LanceFileSession:
