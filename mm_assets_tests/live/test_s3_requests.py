@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import pytest
 
 from mm_assets.formats.materialize import open_fetcher
 from mm_assets.formats.parquet import column_chunks, open_parquet
+from mm_assets.storage import s3 as client
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
     exists,
@@ -22,8 +24,10 @@ from mm_assets.storage.files import (
     open_binary,
     publish_bytes,
     read_bytes,
+    read_end,
     remove,
     size_of,
+    small_object,
 )
 from mm_assets.storage.listing import expand, names_in
 from mm_assets.storage.s3 import S3FileSystem
@@ -165,6 +169,58 @@ def test_spoilt_requests_are_sent_again(place: Place, operation: str) -> None:
     for seed in range(3):
         place.proxy.reset(Faults(0.3, KINDS, seed=seed, silences=1))
         assert do(place) == expected
+
+
+@pytest.fixture
+def many_small(place: Place, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The folder of objects that are read by way of the environment, by a process that has read many."""
+    for name, value in {**s3.env, "AWS_ENDPOINT_URL": place.proxy.endpoint}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(client, "_asked", itertools.count(client._FEWEST))
+    monkeypatch.setattr(client, "_unanswered", set())
+    monkeypatch.setattr(client, "_looked", (0.0, ()))
+    monkeypatch.setattr(client, "_clients", {})
+    return f"s3://{s3.new_bucket()}/a"
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 5000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+@pytest.mark.parametrize("name", ["plain=1@2+3.bin", "b c#1?.bin", "50%25.bin", "ö.bin"])
+def test_small_objects_are_read_as_they_are(many_small: str, name: str, nbytes: int) -> None:
+    url = f"{many_small}/{name}"
+    assert read_bytes(url) is None
+    for content in (os.urandom(nbytes), os.urandom(nbytes)):  # the second in the place of the first
+        publish_bytes(url, content)
+        assert read_bytes(url) == content
+        assert read_end(url, 100) == content[-100:]
+    is_small_and_plain = 0 < nbytes < 1 << 20 and name.startswith("plain")
+    assert (small_object(url) == content) is is_small_and_plain
+    remove(url)
+    assert read_bytes(url) is None
+
+
+@pytest.mark.parametrize("kind", [SLOW_DOWN, INTERNAL_ERROR, RESET, CUT, ANSWER_LOST])
+def test_small_objects_are_read_past_each_fault(place: Place, many_small: str, kind: str) -> None:
+    content = os.urandom(50_000)
+    publish_bytes(f"{many_small}/x", content)
+    assert small_object(f"{many_small}/x") == content
+    place.proxy.reset(Faults(1.0, (kind,), methods=frozenset(["GET"]), at_most=2))
+    assert read_bytes(f"{many_small}/x") == content
+    assert place.proxy.happened == {kind: 2}
+
+
+def test_a_client_without_access_leaves_the_answer_to_the_other(
+    place: Place, many_small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_bytes(f"{many_small}/x", b"content")
+    assert read_bytes(f"{many_small}/x") == b"content"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    monkeypatch.setattr(client, "_looked", (0.0, ()))
+    with pytest.raises(PermissionError):
+        read_bytes(f"{many_small}/x")
+    place.proxy.reset()
+    with pytest.raises(PermissionError):
+        read_bytes(f"{many_small}/x")
+    assert place.proxy.requests.total() == 1  # the first client is not asked again
 
 
 @pytest.mark.parametrize("kind", [SLOW_DOWN, INTERNAL_ERROR, RESET, CUT, SILENCE, ANSWER_LOST])
