@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from mm_assets.formats.materialize import materialize as materialize
     from mm_assets.formats.mds import InterleavedMdsReader as InterleavedMdsReader
     from mm_assets.formats.mds import InterleavedMdsWriter as InterleavedMdsWriter
-    from mm_assets.formats.paired import PairedShardList as PairedShardList
     from mm_assets.formats.paired.dataset import MultiModalWebDataset as MultiModalWebDataset
     from mm_assets.formats.paired.dataset import PairedTarExpander as PairedTarExpander
+    from mm_assets.formats.paired.join import PairedShardList as PairedShardList
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader as InterleavedParquetReader
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetWriter as InterleavedParquetWriter
     from mm_assets.formats.reader import InterleavedReader as InterleavedReader
@@ -107,7 +107,7 @@ MODULES = {
     "MissingExtra": "mm_assets.model.errors",
     "MmAssetsError": "mm_assets.model.errors",
     "MultiModalWebDataset": "mm_assets.formats.paired.dataset",
-    "PairedShardList": "mm_assets.formats.paired",
+    "PairedShardList": "mm_assets.formats.paired.join",
     "PairedTarExpander": "mm_assets.formats.paired.dataset",
     "PartitionReport": "mm_assets.formats.reports",
     "PartitionsFailed": "mm_assets.dataset",

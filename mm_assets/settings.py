@@ -32,7 +32,7 @@ from mm_assets.filters.registry import (
 )
 from mm_assets.formats.document_layouts import LAYOUT_NAMES
 from mm_assets.formats.names import SPLIT_NAME
-from mm_assets.formats.paired.merge import MISSING_KEY_POLICIES
+from mm_assets.formats.paired import MISSING_KEY_POLICIES
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.webdataset import (
     DEFAULT_IMAGE_EXTENSIONS,

@@ -32,7 +32,7 @@ from mm_assets.formats.names import (
     is_parquet,
     passed_over_lines,
 )
-from mm_assets.formats.paired.merge import PairedAddress, modality_of
+from mm_assets.formats.paired import PairedAddress, modality_of
 from mm_assets.formats.parquet.reader_writer import open_source
 from mm_assets.formats.partitions import (
     Partition,

@@ -165,7 +165,7 @@ _PARTS_AT_ONCE = 4
 _MOST_PARTS = 10_000  # of an upload, by the rules of S3
 
 # Registered by name: the class is imported only when such a URL is opened.
-fsspec.register_implementation("paired", "mm_assets.formats.paired.merge.PairedFileSystem")
+fsspec.register_implementation("paired", "mm_assets.formats.paired.PairedFileSystem")
 fsspec.register_implementation("folder", "mm_assets.formats.webdataset.folders.FolderFileSystem")
 fsspec.register_implementation("pdf", "mm_assets.formats.pdf.shard.PdfFileSystem")
 fsspec.register_implementation("plugin", "mm_assets.formats.document_tars.PluginFileSystem")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets.formats.names import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
-from mm_assets.formats.paired.merge import PairedAddress
+from mm_assets.formats.paired import PairedAddress
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.formats.registry import detect_format, reader_for, writer_for
 from mm_assets.storage.files import NoRegularFile, open_binary

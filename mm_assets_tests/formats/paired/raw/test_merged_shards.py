@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.materialize import materialize_table
-from mm_assets.formats.paired.merge import PairedAddress, modality_of
+from mm_assets.formats.paired import PairedAddress, modality_of
 from mm_assets.formats.partitions import relative_root
 from mm_assets.formats.raw_shards import RawLocations, originals_of
 from mm_assets.formats.registry import reader_for
