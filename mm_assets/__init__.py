@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mm_assets.formats.mds import InterleavedMdsWriter as InterleavedMdsWriter
     from mm_assets.formats.paired.dataset import MultiModalWebDataset as MultiModalWebDataset
     from mm_assets.formats.paired.dataset import PairedTarExpander as PairedTarExpander
-    from mm_assets.formats.paired.join import PairedShardList as PairedShardList
+    from mm_assets.formats.paired.joined_tars import PairedShardList as PairedShardList
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetReader as InterleavedParquetReader
     from mm_assets.formats.parquet.reader_writer import InterleavedParquetWriter as InterleavedParquetWriter
     from mm_assets.formats.reader import InterleavedReader as InterleavedReader
@@ -107,7 +107,7 @@ MODULES = {
     "MissingExtra": "mm_assets.model.errors",
     "MmAssetsError": "mm_assets.model.errors",
     "MultiModalWebDataset": "mm_assets.formats.paired.dataset",
-    "PairedShardList": "mm_assets.formats.paired.join",
+    "PairedShardList": "mm_assets.formats.paired.joined_tars",
     "PairedTarExpander": "mm_assets.formats.paired.dataset",
     "PartitionReport": "mm_assets.formats.reports",
     "PartitionsFailed": "mm_assets.dataset",

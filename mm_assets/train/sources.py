@@ -243,7 +243,7 @@ class PairedSource(Source):
     """
 
     def __init__(self, modalities: Mapping[str, ShardUrls], copies: LocalCopies) -> None:
-        from mm_assets.formats.paired.join import PairedShardList
+        from mm_assets.formats.paired.joined_tars import PairedShardList
 
         self._groups = PairedShardList(modalities).groups
         self._copies = copies
@@ -259,7 +259,7 @@ class PairedSource(Source):
         return list(self._joined.get(shard)[0].read([keys[number] for number in numbers]))
 
     def _join(self, shard: int) -> tuple[Any, list[OpenFile]]:
-        from mm_assets.formats.paired.join import JoinedTars, index_samples
+        from mm_assets.formats.paired.joined_tars import JoinedTars, index_samples
 
         urls = self._groups[shard]
         files = {name: self._copies.open(url, OpenFile) for name, url in urls.items()}

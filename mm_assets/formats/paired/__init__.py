@@ -4,7 +4,7 @@ There are two ways from such tars to samples. They only share the scan of a tar 
 
 * The merge is for curation. It makes one tar of interleaved samples, in the native layout, that accounts for
   every member: hidden files, members without a key, damaged ranges and keys that a tar lacks become records.
-* `join` is for training.
+* `joined_tars` is for training.
 
 The merge has:
 

@@ -24,7 +24,7 @@ from webdataset.pipeline import DataPipeline
 from webdataset.shardlists import single_node_only, split_by_worker
 from webdataset.utils import pytorch_worker_info
 
-from mm_assets.formats.paired.join import (
+from mm_assets.formats.paired.joined_tars import (
     JoinedTars,
     PairedShardList,
     RenameFiles,

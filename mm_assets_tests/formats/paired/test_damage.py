@@ -108,7 +108,7 @@ def test_a_cut_gzip_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_assets.formats.paired.join.unpacked_limit", lambda size: 4 * size)
+    monkeypatch.setattr("mm_assets.formats.paired.joined_tars.unpacked_limit", lambda size: 4 * size)
     path = tmp_path / "s.tar.gz"
     path.write_bytes(gzip.compress(bytes(1 << 20)))
     with pytest.raises(TarDamage, match="unpacks to more than"):

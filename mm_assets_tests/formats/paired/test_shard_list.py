@@ -7,7 +7,7 @@ import pytest
 import webdataset as wds
 
 from mm_assets.formats import PairedShardList
-from mm_assets.formats.paired.join import shard_name
+from mm_assets.formats.paired.joined_tars import shard_name
 
 IMAGES = "/data/images/shard_{0000..0099}.tar"
 EMBEDDINGS = "/data/embeddings/shard_{0000..0099}.tar"
