@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -59,6 +60,7 @@ from mm_assets.storage.files import (
     read_bytes,
     read_end,
     remove,
+    small_object,
 )
 from mm_assets.storage.small_files import SEAL, KnownFiles, content_etag, seal, unseal
 from mm_assets.storage.stamps import files_in, own_stamp, parallel_map
@@ -143,7 +145,8 @@ class Ledger:
         found = {name: self._checked(record, asset, name) for name, record in known.items() if record}
         listed = uris.values() if stamps is None else stamps
         unread = [name for name, uri in uris.items() if name not in found and uri in listed]
-        contents = parallel_map(lambda name: self._end_of(uris[name]), unread, self._root)
+        sizes = {uri: int(stamp.partition(":")[0]) for uri, stamp in (stamps or {}).items()}
+        contents = parallel_map(lambda name: self._end_of(uris[name], sizes), unread, self._root)
         for name, data in zip(unread, contents, strict=True):
             if data is None:
                 continue
@@ -360,8 +363,11 @@ class Ledger:
                 is_whole &= written is None and found is None
         return _Account(record if is_whole else None, etags)
 
-    def _end_of(self, uri: str) -> bytes | None:
-        """Return the end of an account, with all of its metadata; None if it does not exist."""
+    def _end_of(self, uri: str, sizes: Mapping[str, int]) -> bytes | None:
+        """Return the end of an account, with all of its metadata, or all of it; None if it does not exist."""
+        # Lance is not loaded for it: a process that has can hardly fork.
+        if uri in sizes and "lance" in sys.modules and (data := small_object(uri, sizes[uri])):
+            return data
         end = read_end(uri, _END_BYTES)
         if end is None or int.from_bytes(end[-8:-4], "little") + 8 <= len(end):
             return end

@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
-from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -35,6 +34,7 @@ from mm_assets.model.nested_types import is_text
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import error_line
 from mm_assets.storage.files import (
+    exists,
     is_remote,
     open_binary,
     small_object,
@@ -159,8 +159,9 @@ def _scan_parts(job: _ScanJob) -> tuple[Counter[Occurrence], dict[str, str]]:
         file = _ScannedFile(part.path, job.needles, search)
         try:
             file.search(part)
-        except FileNotFoundError:
-            pass  # removed since it was listed
+        except FileNotFoundError as error:
+            if exists(part.path):  # else it was removed since it was listed
+                return file.hits, error_line(error)
         # Damaged containers and stores raise errors of any class; each is told.
         except Exception as error:  # noqa: BLE001
             return file.hits, error_line(error)
@@ -180,7 +181,7 @@ def _opened(part: _Part) -> IO[bytes]:
     """Open a file; one that is small is read at once."""
     if part.stop > _SMALL:
         return open_binary(part.path)
-    data = small_object(part.path)
+    data = small_object(part.path, part.stop)
     if data is not None:
         return BytesIO(data)
     with open_binary(part.path) as file:
@@ -260,13 +261,15 @@ class _ScannedFile:
 
     def _lance(self, file: IO[bytes]) -> None:
         """Search all rows of a file of a table, whichever versions have them, and deleted ones."""
-        if isinstance(file, BytesIO):
-            with TemporaryFile() as copy:  # without a name, which nobody could leave behind
-                copy.write(file.getbuffer())
-                copy.flush()
-                self._lance_rows(f"/dev/fd/{copy.fileno()}", len(file.getbuffer()))
-        else:
-            self._lance_rows(self._path, file.seek(0, os.SEEK_END))
+        nbytes = file.seek(0, os.SEEK_END)
+        if not (is_remote(self._path) and isinstance(file, BytesIO) and hasattr(os, "memfd_create")):
+            self._lance_rows(self._path, nbytes)
+            return
+        # Lance would make a client for each file of a store, which takes 10 ms.
+        with open(os.memfd_create("lance"), "wb") as copy:
+            copy.write(file.getbuffer())
+            copy.flush()
+            self._lance_rows(f"/dev/fd/{copy.fileno()}", nbytes)
 
     def _lance_rows(self, path: str, nbytes: int) -> None:
         from lance.file import LanceFileReader

@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +40,7 @@ from mm_assets.storage.errors import is_store_failure
 from mm_assets.storage.files import (
     exists,
     join,
+    small_object,
 )
 from mm_assets.storage.stamps import files_in, stat_outputs
 
@@ -144,7 +147,7 @@ class _ShardJob:
     found: Found = field(default_factory=lambda: Found((), Needles()))
     stale: frozenset[str] = frozenset()
     raw: RawDocuments = field(default_factory=RawDocuments)
-    has_quarantine: bool = True
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def entries(self, *kinds: str) -> dict[Entry, Denial]:
         """Return the entries of some kinds."""
@@ -153,6 +156,16 @@ class _ShardJob:
     def parquet(self, folder: str) -> str:
         """Return the location of the shard's file in a folder of the storage root."""
         return join(self.root, folder, f"{partition_filename(self.partition)}.parquet")
+
+    @contextmanager
+    def opened(self, uri: str) -> Iterator[pq.ParquetFile | None]:
+        """Open one of the files that were listed; None: it was not."""
+        if uri not in self.sizes:
+            yield None
+            return
+        data = small_object(uri, self.sizes[uri])
+        with parquet_file(uri) if data is None else pq.ParquetFile(BytesIO(data)) as file:
+            yield file
 
 
 def find(
@@ -247,11 +260,14 @@ def _of_shards(
         stale = dict.fromkeys(_partitions(root), frozenset())
     raw = raw or RawDocuments()
     jobs = []
-    quarantined = files_in(join(root, DERIVED_FOLDERS["quarantine"]))  # most shards have none
+    folders = (CURATED.folder, DERIVED_FOLDERS["quarantine"])
+    listed = {folder: files_in(join(root, folder)) for folder in folders}
     for name in sorted(stale):
         files = RawDocuments({name: raw.files.get(name, ())}, raw.layout)
-        is_there = f"{partition_filename(name)}.parquet" in quarantined
-        jobs.append(_ShardJob(root, name, stale=stale[name], raw=files, has_quarantine=is_there, **given))
+        job = _ShardJob(root, name, stale=stale[name], raw=files, **given)
+        present = {folder: listed[folder].get(posixpath.basename(job.parquet(folder))) for folder in folders}
+        sizes = {job.parquet(folder): file.size for folder, file in present.items() if file is not None}
+        jobs.append(replace(job, sizes=sizes))
     results = []
     for job, result in pool.map(work, jobs):
         if isinstance(result, WorkerFailure):
@@ -265,7 +281,7 @@ def _find_in_shard(job: _ShardJob) -> Found:
     needles: list[Needles] = []
     names = ["sample_id", "position", "modality", "source_uri", "member", "raw"]
     quarantine = job.parquet(DERIVED_FOLDERS["quarantine"])
-    quarantined = _rows(quarantine, names) if job.has_quarantine else []
+    quarantined = _rows(quarantine, names) if quarantine in job.sizes else []
     if job.entries(URL) and (dropped := _dropped_documents(job, quarantined)):
         try:
             job = _with_dropped(job, dropped)
@@ -334,7 +350,7 @@ def _denied_rows(job: _ShardJob) -> Iterator[tuple[pa.Table, bool]]:
     """Yield denied rows of the curated output, and whether they are whole samples."""
     of_images, others = DenyList(job.entries(*_HASHES)), DenyList(job.entries(SAMPLE_ID, URL))
     likely = _likely_samples(job, of_images) if of_images else set()
-    with _parquet_if_there(CURATED.uri(job.root, job.partition)) as file:
+    with job.opened(CURATED.uri(job.root, job.partition)) as file:
         if file is None:
             return
         names = [name for name in file.schema_arrow.names if name != "binary_content"]
@@ -409,15 +425,6 @@ def _rows(uri: str, columns: list[str]) -> list[dict[str, Any]]:
         return []
 
 
-@contextmanager
-def _parquet_if_there(uri: str) -> Iterator[pq.ParquetFile | None]:
-    with ExitStack() as opened:
-        file = None
-        with suppress(FileNotFoundError):
-            file = opened.enter_context(parquet_file(uri))
-        yield file
-
-
 def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
     """Return the numbers of the needles that rows have which stay, and those of the ids."""
     samples = job.found.samples
@@ -427,9 +434,8 @@ def _shared_in_shard(job: _ShardJob) -> tuple[set[int], set[str]]:
     search = job.found.needles.search()
     shared: set[int] = set()
     stay: set[str] = set()
-    quarantine = [job.parquet(DERIVED_FOLDERS["quarantine"])] if job.has_quarantine else []
-    for uri in (CURATED.uri(job.root, job.partition), *quarantine):
-        with _parquet_if_there(uri) as file:
+    for uri in (CURATED.uri(job.root, job.partition), job.parquet(DERIVED_FOLDERS["quarantine"])):
+        with job.opened(uri) as file:
             for batch in batches_in(file, None) if file is not None else ():
                 keys = [*zip(*(batch.column(name).to_pylist() for name in _LOCATED[:3]), strict=True)]
                 stays = [row for row, key in enumerate(keys) if key[0] not in whole and key not in items]

@@ -454,21 +454,19 @@ def replace_file(path: str, data: bytes) -> None:
         raise
 
 
-def small_object(uri: str) -> bytes | None:
+def small_object(uri: str, size: int) -> bytes | None:
     """Return what `mm_assets.storage.s3.small_object` does of a URL of S3; None for any other place."""
     if not uri.startswith(S3_SCHEMES):
         return None
     from mm_assets.storage import s3
 
-    return s3.small_object(uri)
+    return s3.small_object(uri, size)
 
 
 def read_bytes(uri: str, options: StorageOptions | None = None) -> bytes | None:
     """Return the content of a file; None if it does not exist."""
     if not is_remote(uri):
         return local_bytes(local_path(uri))
-    if not options and (data := small_object(uri)) is not None:
-        return data
     fs, path = filesystem(uri, options)
     try:
         return bytes(fs.cat_file(path))
@@ -485,8 +483,6 @@ def read_end(uri: str, nbytes: int) -> bytes | None:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
-    if (data := small_object(uri)) is not None:
-        return data[-nbytes:]
     fs, path = filesystem(uri)
     try:  # Azure has no ranges that count from the end
         return bytes(fs.cat_file(path) if "abfs" in fs.protocol else fs.cat_file(path, start=-nbytes))

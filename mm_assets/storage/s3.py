@@ -7,18 +7,16 @@ Here a request is tried again in one place, the lowest that can repeat it. Neste
 by five by five requests for one that a store refuses is how a short outage becomes a long one.
 `mm_assets.storage.errors` says how often, and after which pauses.
 
-Of a shard there are some sixty small objects: accounts, proofs, scores. s3fs takes 2.2 ms of CPU for one, the
-client that Lance has for its tables 0.3. `small_object` asks that first, without repetition; what it does not
-answer is asked of s3fs, in whose words all errors are told.
+A shard has some twenty small objects, such as accounts. An erasure reads them all. s3fs takes 2.2 ms of CPU
+for one, the client that Lance has for its tables 0.3. `small_object` asks that one; what it does not answer
+as expected, even once, is asked of s3fs, in whose words all errors are told.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
-import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -26,6 +24,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+import fsspec.config
 import s3fs
 from aiobotocore.session import AioSession
 from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError, SSLError
@@ -205,12 +204,12 @@ class S3FileSystem(s3fs.S3FileSystem):
             yield found
 
 
-def _timestamp(text: str) -> datetime:
-    """Return the time of a listed object, or of an answer: botocore tries a parser for any text first."""
-    try:
-        return datetime.fromisoformat(text) if text.endswith("Z") else parsedate_to_datetime(text)
-    except ValueError:
-        return parse_timestamp(text)
+def _timestamp(text: Any) -> Any:
+    """Return the time of a listed object, or of an answer; botocore tries a parser for any text first."""
+    found = None
+    with suppress(ValueError, AttributeError, TypeError):
+        found = datetime.fromisoformat(text) if text.endswith("Z") else parsedate_to_datetime(text)
+    return found if found is not None and found.tzinfo is not None else parse_timestamp(text)
 
 
 def _raised(error: OSError) -> None:
@@ -234,51 +233,52 @@ def _stamp(file: str) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-_FEWEST = 100  # objects from which on it pays to load Lance
 _SMALL = 1 << 20
-_PLAIN = re.compile(r"s3a?://([\w.-]+)/([\w./=@+-]+)", re.ASCII)  # names that no client spells another way
-_ABSENT = ("Not found: ", "InvalidRange")  # an empty object has no range
-_NO_REPETITION = {"client_max_retries": "0", "timeout": "15s", "connect_timeout": "5s"}
+# Names that no client spells another way: without empty parts, and those of dots.
+_PLAIN = re.compile(r"s3a?://([\w.-]+)((?:/(?!\.\.?(?:/|$))[\w.=@+-]+)+)", re.ASCII)
+_OPTIONS_OF_CLIENT = {"client_max_retries": "0", "timeout": "4s", "connect_timeout": "4s"}
+_READ_BY_LANCE = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
+)
 _Access = tuple[object, ...]  # what a client is made of
-_asked = itertools.count()
 _unanswered: set[_Access] = set()
-_LOOKED_EVERY = 0.1  # seconds; looking costs a fifth of a request
-_looked: tuple[float, tuple[object, ...]] = (0.0, ())
 _clients: dict[_Access, LanceFileSession] = {}
 
 
-def small_object(url: str) -> bytes | None:
+def small_object(url: str, size: int) -> bytes | None:
     """Return an object of less than 1 MiB by the client of Lance; None: s3fs has to be asked.
 
-    That is so for the first objects of a process, and for absent, empty and larger ones.
+    Args:
+        size: its bytes, as it was listed. One that has others now is left to s3fs.
     """
     found = _PLAIN.fullmatch(url)
-    if found is None or next(_asked) < _FEWEST:
+    if found is None or not 0 < size < _SMALL or "s3" in fsspec.config.conf:
         return None
     # A process that was forked off cannot use the threads of a client.
-    access = (found[1], os.getpid(), *sorted(options_of(url).items()), *_recent_configuration())
+    access = (found[1], os.getpid(), *sorted(options_of(url).items()), *_configuration())
     if access in _unanswered:
         return None
     try:
-        data = _lance_client(access, url).read_range(found[2], 0, _SMALL)
-    except (ImportError, OSError, ValueError) as error:
-        if not any(mark in str(error) for mark in _ABSENT):
-            _unanswered.add(access)
+        data = _lance_client(access, url).read_range(found[2][1:], 0, size + 1)
+    # Rust panics on settings that it cannot read, and that is no `Exception`.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        _unanswered.add(access)
         return None
-    return bytes(data) if len(data) < _SMALL else None
-
-
-def _recent_configuration() -> tuple[object, ...]:
-    global _looked
-    if time.monotonic() - _looked[0] > _LOOKED_EVERY:
-        _looked = time.monotonic(), _configuration()
-    return _looked[1]
+    return bytes(data) if len(data) == size else None
 
 
 def _lance_client(access: _Access, url: str) -> LanceFileSession:
     if access not in _clients:
         from lance.file import LanceFileSession
 
-        options = {**lance_arguments(url, storage_options_from_env()), **_NO_REPETITION}
+        options = {**lance_arguments(url, storage_options_from_env()), **_OPTIONS_OF_CLIENT}
+        given = {**options, **{name: os.environ[name] for name in _READ_BY_LANCE if name in os.environ}}
+        if not all(value.isprintable() and value.strip() for value in given.values()):
+            raise ValueError("an empty or broken setting, which makes Lance panic")
+        if not options.get("aws_endpoint", "http").startswith("http"):
+            raise ValueError("an endpoint without a scheme, which makes Lance panic")
         _clients[access] = LanceFileSession(f"s3://{access[0]}", options)
     return _clients[access]

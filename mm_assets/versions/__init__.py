@@ -17,7 +17,7 @@ Both are named by their content: tags and assets with the same content share a f
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -43,7 +43,7 @@ from mm_assets.model.digest import ContentDigest, row_digests
 from mm_assets.model.errors import DataError
 from mm_assets.model.schema import schema_from_text
 from mm_assets.storage.files import exists, join, staged
-from mm_assets.storage.stamps import files_in, stat_outputs
+from mm_assets.storage.stamps import stat_outputs
 
 # All assets with outputs, each behind those that it is made from.
 ASSETS = tuple(asset for output in OUTPUTS for asset in (output.asset, *DERIVED.get(output.asset, ())))
@@ -135,32 +135,14 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 class SampleStore:
-    """Sample digests and lost items below ``folder``, a folder or URL.
+    """Sample digests and lost items below ``folder``, a folder or URL."""
 
-    Args:
-        present: digests of what is there; None: it is asked for.
-    """
-
-    def __init__(self, folder: str, present: Iterable[str] | None = None) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._present = None if present is None else set(present)
-
-    def present(self) -> set[str]:
-        """Return the digests of all sample digests and lost items that are here."""
-        kinds = ("samples", "losses")
-        listed = (name for kind in kinds for name in files_in(join(self._folder, kind), suffix=".parquet"))
-        return {name.removesuffix(".parquet") for name in listed}
 
     def has(self, version: str) -> bool:
         """Return whether the sample digests of a data version are here."""
-        return self._is_present("samples", version)
-
-    def _is_present(self, kind: str, digest: str) -> bool:
-        return exists(self._uri(kind, digest)) if self._present is None else digest in self._present
-
-    def _add(self, digest: str) -> None:
-        if self._present is not None:
-            self._present.add(digest)
+        return exists(self._uri("samples", version))
 
     def samples(self, version: str) -> dict[str, bytes] | None:
         """Return sample id -> digest of a data version; None if it is not here."""
@@ -181,7 +163,6 @@ class SampleStore:
         with staged(self._uri("samples", version)) as file:
             pq.write_table(table, file.path, compression="zstd", use_dictionary=False, write_statistics=False)
             file.publish()
-        self._add(version)
 
     def copy_losses(self, ledger: Ledger, record: ShardRecord) -> None:
         """Publish a copy of a shard's lost items, if it has any and it is not here yet.
@@ -190,14 +171,13 @@ class SampleStore:
             DataError: the account is not the one that the record was written with.
         """
         digest = losses_digest(record)
-        if not digest or self._is_present("losses", digest):
+        if not digest or exists(self._uri("losses", digest)):
             return
         try:
             items = ledger.recorded_items(record)
         except UnreadableFile as error:
             raise DataError(f"{error}; materialize the shard again") from error
         publish_table(self._uri("losses", digest), items)
-        self._add(digest)
 
     def _read(self, kind: str, digest: str, schema: pa.Schema) -> pa.Table | None:
         uri = self._uri(kind, digest)
@@ -316,7 +296,6 @@ class CaptureJob:
         table_files: data files of its rows in the table, as paths below the root.
         store: folder of the sample digests.
         reads_files: whether files are digested and lost items copied, for a tag.
-        present: which of its digests the store has; None: it is asked.
     """
 
     root: str
@@ -325,7 +304,6 @@ class CaptureJob:
     known: Mapping[str, FileState] = field(default_factory=dict)
     table_files: Sequence[str] = ()
     reads_files: bool = True
-    present: Collection[str] | None = None
 
 
 def capture(job: CaptureJob) -> tuple[OutputState, ...]:
@@ -337,7 +315,7 @@ def capture(job: CaptureJob) -> tuple[OutputState, ...]:
     Raises:
         DataError: an output is not what its record says.
     """
-    store, ledger = SampleStore(job.store, job.present), Ledger(job.root)
+    store, ledger = SampleStore(job.store), Ledger(job.root)
     stats = stat_outputs({record.uri for record in job.records if record.uri and not _is_table(record)})
     states = []
     for record in job.records:

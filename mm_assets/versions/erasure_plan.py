@@ -72,7 +72,7 @@ from mm_assets.model.errors import (
 from mm_assets.model.json_codec import json_value
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import located
-from mm_assets.storage.files import exists, join, open_binary, size_of
+from mm_assets.storage.files import exists, is_remote, join, open_binary, size_of
 from mm_assets.storage.listing import expand_paths
 from mm_assets.storage.stamps import files_in
 from mm_assets.training_set.proof import training_state
@@ -263,6 +263,8 @@ def plan(
         known: what an earlier plan has found it by.
     """
     deny = DenyList.of([Erasure.begin(entries)])
+    if is_remote(root):
+        import lance  # noqa: F401 (its client then reads the accounts)
     states: set[tuple[str, str, str]] = set()
     stale = stale_outputs(root, states=states)
     in_set = _find_in_files(_set_files(root, deny, stale), deny, pool)

@@ -28,7 +28,6 @@ import xxhash
 
 from mm_assets import __version__
 from mm_assets.accounting import BY_ASSET, LANCE, OUTPUTS, ShardRecord
-from mm_assets.accounting.accounts import losses_digest
 from mm_assets.accounting.erasures import DenyList
 from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.traces import Found
@@ -415,21 +414,17 @@ class Tagger:
 
         def jobs() -> Iterator[CaptureJob]:
             known = _Known(self._existing or newest(self._root))
-            folder = join(self._root, FOLDER)
-            present = SampleStore(folder).present()
             for records in self._current.records():
                 table_files = self._table_files(records)
                 for group in records:
                     key = group[0].key
                     waiting.append(key)
-                    digests = {digest for one in group for digest in (one.version, losses_digest(one))}
                     yield CaptureJob(
                         self._root,
                         group,
-                        folder,
+                        join(self._root, FOLDER),
                         known.files(key),
                         table_files.get(key, ()),
-                        present=digests & present,
                     )
 
         for job, answer in self._pool.map(capture, jobs()):

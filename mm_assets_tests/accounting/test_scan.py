@@ -430,6 +430,26 @@ def test_file_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.occurrences or found.unread
 
 
+def test_something_else_that_is_missing_does_not_make_a_file_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _parquet()(tmp_path, [ERASED])
+
+    def batches(*_: Any) -> Any:
+        raise FileNotFoundError("no folder for temporary files")
+
+    monkeypatch.setattr(scan_module, "batches_in", batches)
+    file = str(tmp_path / "a.parquet")
+    assert _scan(tmp_path).unread == {file: "no folder for temporary files"}
+
+    def removed(part: Any) -> Any:
+        (tmp_path / "a.parquet").unlink()
+        raise FileNotFoundError(file)
+
+    monkeypatch.setattr(scan_module, "_opened", removed)
+    assert _scan(tmp_path).unread == {}
+
+
 def test_workers_find_the_same(tmp_path: Path) -> None:
     for number, (write, _) in enumerate(PLACES.values()):
         folder = tmp_path / str(number)

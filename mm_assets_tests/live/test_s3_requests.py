@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,6 @@ from mm_assets.storage.files import (
     open_binary,
     publish_bytes,
     read_bytes,
-    read_end,
     remove,
     size_of,
     small_object,
@@ -172,55 +170,87 @@ def test_spoilt_requests_are_sent_again(place: Place, operation: str) -> None:
 
 
 @pytest.fixture
-def many_small(place: Place, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The folder of objects that are read by way of the environment, by a process that has read many."""
+def by_environment(place: Place, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder that the environment gives access to, for a process that has read nothing yet."""
     for name, value in {**s3.env, "AWS_ENDPOINT_URL": place.proxy.endpoint}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(client, "_asked", itertools.count(client._FEWEST))
     monkeypatch.setattr(client, "_unanswered", set())
-    monkeypatch.setattr(client, "_looked", (0.0, ()))
     monkeypatch.setattr(client, "_clients", {})
     return f"s3://{s3.new_bucket()}/a"
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 5000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
-@pytest.mark.parametrize("name", ["plain=1@2+3.bin", "b c#1?.bin", "50%25.bin", "ö.bin"])
-def test_small_objects_are_read_as_they_are(many_small: str, name: str, nbytes: int) -> None:
-    url = f"{many_small}/{name}"
-    assert read_bytes(url) is None
+@pytest.mark.parametrize("nbytes", [0, 1, 5000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+def test_a_small_object_is_read_as_it_is(by_environment: str, nbytes: int) -> None:
+    url = f"{by_environment}/plain=1@2+3.bin"
     for content in (os.urandom(nbytes), os.urandom(nbytes)):  # the second in the place of the first
         publish_bytes(url, content)
-        assert read_bytes(url) == content
-        assert read_end(url, 100) == content[-100:]
-    is_small_and_plain = 0 < nbytes < 1 << 20 and name.startswith("plain")
-    assert (small_object(url) == content) is is_small_and_plain
-    remove(url)
-    assert read_bytes(url) is None
+        assert small_object(url, nbytes) == (content if 0 < nbytes < 1 << 20 else None)
+
+
+@pytest.mark.parametrize("others", [-1, 1, 100])
+def test_a_small_object_of_another_size_is_left_to_the_other_client(by_environment: str, others: int) -> None:
+    publish_bytes(f"{by_environment}/x", bytes(5000))
+    assert small_object(f"{by_environment}/x", 5000 + others) is None
+    assert small_object(f"{by_environment}/x", 5000) == bytes(5000)  # and nothing else is
+
+
+@pytest.mark.parametrize(
+    "name", ["b c", "#1", "1?", "50%25", "ö", "a//b", "/a", "a/", "./a", "a/../b", "a/.", "a/..", "a/./b"]
+)
+def test_no_request_for_a_name_that_clients_may_spell_another_way(
+    place: Place, by_environment: str, name: str
+) -> None:
+    assert small_object(f"{by_environment}/{name}", 100) is None
+    assert place.proxy.requests.total() == 0
+
+
+@pytest.mark.parametrize("name", [".hidden", "..a", "a..b", "a./b", ".a/b."])
+def test_dots_within_names_are_read(by_environment: str, name: str) -> None:
+    publish_bytes(f"{by_environment}/{name}", b"content")
+    assert small_object(f"{by_environment}/{name}", 7) == b"content"
 
 
 @pytest.mark.parametrize("kind", [SLOW_DOWN, INTERNAL_ERROR, RESET, CUT, ANSWER_LOST])
-def test_small_objects_are_read_past_each_fault(place: Place, many_small: str, kind: str) -> None:
-    content = os.urandom(50_000)
-    publish_bytes(f"{many_small}/x", content)
-    assert small_object(f"{many_small}/x") == content
-    place.proxy.reset(Faults(1.0, (kind,), methods=frozenset(["GET"]), at_most=2))
-    assert read_bytes(f"{many_small}/x") == content
-    assert place.proxy.happened == {kind: 2}
-
-
-def test_a_client_without_access_leaves_the_answer_to_the_other(
-    place: Place, many_small: str, monkeypatch: pytest.MonkeyPatch
+def test_a_small_object_is_read_by_the_other_client_after_a_fault(
+    place: Place, by_environment: str, kind: str
 ) -> None:
-    publish_bytes(f"{many_small}/x", b"content")
-    assert read_bytes(f"{many_small}/x") == b"content"
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-    monkeypatch.setattr(client, "_looked", (0.0, ()))
-    with pytest.raises(PermissionError):
-        read_bytes(f"{many_small}/x")
+    content = os.urandom(50_000)
+    url = f"{by_environment}/x"
+    publish_bytes(url, content)
+    assert small_object(url, len(content)) == content
+    place.proxy.reset(Faults(1.0, (kind,), methods=frozenset(["GET"]), at_most=20))
+    assert small_object(url, len(content)) is None
     place.proxy.reset()
-    with pytest.raises(PermissionError):
-        read_bytes(f"{many_small}/x")
-    assert place.proxy.requests.total() == 1  # the first client is not asked again
+    assert small_object(url, len(content)) is None  # from then on it is not asked
+    assert place.proxy.requests.total() == 0
+    assert read_bytes(url) == content
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_ENDPOINT_URL_S3", ""),
+        ("AWS_REGION", "us-east-1\n"),
+        ("AWS_SECRET_ACCESS_KEY", "a\nb"),
+        ("AWS_SECRET_ACCESS_KEY", "another"),
+        ("AWS_ENDPOINT_URL", "127.0.0.1:9"),
+    ],
+)
+def test_settings_that_the_client_of_small_objects_cannot_use(
+    by_environment: str,
+    name: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    publish_bytes(f"{by_environment}/x", b"content")
+    assert small_object(f"{by_environment}/x", 7) == b"content"
+    before = os.environ.get(name)
+    monkeypatch.setenv(name, value)
+    assert small_object(f"{by_environment}/x", 7) is None
+    assert capfd.readouterr().err == ""  # where Rust would tell of a panic
+    monkeypatch.setenv(name, before) if before is not None else monkeypatch.delenv(name)
+    assert small_object(f"{by_environment}/x", 7) == b"content"
 
 
 @pytest.mark.parametrize("kind", [SLOW_DOWN, INTERNAL_ERROR, RESET, CUT, SILENCE, ANSWER_LOST])

@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,7 +42,6 @@ from mm_assets.storage.files import (
     join,
     open_binary,
     regular_file,
-    small_object,
     staged,
 )
 
@@ -118,13 +116,13 @@ class UnfitTimestamps(MmAssetsError, ValueError):
 
 @contextmanager
 def parquet_file(file: str) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file, and close it at the end; a small remote one takes one request."""
+    """Open a Parquet file, and close it at the end; of a remote file only requested ranges are read."""
     if not is_remote(file):
         with pq.ParquetFile(regular_file(file), pre_buffer=False) as parquet:
             yield parquet
         return
-    data = small_object(file)
-    with open_binary(file) if data is None else BytesIO(data) as remote:
+    fs, path = filesystem(file)
+    with fs.open(path, "rb", cache_type="none") as remote:  # caches read ahead by megabytes
         yield pq.ParquetFile(pa.PythonFile(remote, mode="r"), pre_buffer=False)
 
 
@@ -348,10 +346,8 @@ def read_small_table(uri: str, columns: Sequence[str] | None = None) -> pa.Table
         FileNotFoundError: there is no file.
         UnreadableFile: the file is torn, or another table.
     """
-    data = small_object(uri)
-    if data is None:
-        with open_binary(uri) as file:
-            data = file.read()
+    with open_binary(uri) as file:
+        data = file.read()
     try:
         return read_buffer(data, columns)
     except UNREADABLE as error:
