@@ -16,13 +16,15 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import ROOT
 from benchmarks.results import Results
 from benchmarks.workbench import DATA, fresh_output
+from mm_assets_tests.live.s3_server import S3Server, s3_server
 
 _SAMPLES = 3
 _SETTINGS = {"MM_MIN_ASPECT_RATIO": "1", "MM_MAX_ASPECT_RATIO": "2", "MM_WORKERS": "2", "MM_MAX_LOSS": "1"}
@@ -32,39 +34,46 @@ def add_to(commands: Any) -> None:
     """Declare the benchmark and its options."""
     parser = commands.add_parser("erase", help="one sample of many shards, erased with a tag that holds it")
     parser.add_argument("--shards", type=int, default=1000)
+    parser.add_argument("--s3", action="store_true", help="raw shards and outputs in buckets of an S3 server")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the graph, tag it, erase a sample, and look for it in every file by means of this module alone."""
-    results = Results(f"erase-{options.shards}", "One sample erased")
+    name = f"erase-{options.shards}{'-s3' if options.s3 else ''}"
+    results = Results(name, "One sample erased")
     raw = _shards(options.shards)
     victim = raw / f"shard-{options.shards // 2:05d}.tar"
     wanted = _Wanted.of(victim)
-    with fresh_output() as output:
-        storage, home = output, output.with_name("home")
+    with ExitStack() as stack:
+        output = stack.enter_context(fresh_output())
+        home = output.with_name("home")
         home.mkdir()
-        copied = output.with_name("raw")
-        shutil.copytree(raw, copied)
-        settings = {**_SETTINGS, "MM_RAW_SHARDS": str(copied), "MM_STORAGE": str(storage)}
-        settings |= {"DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        place = _Buckets(output, stack.enter_context(s3_server())) if options.s3 else _Folders(output)
+        for shard in sorted(raw.iterdir()):
+            place.put(shard)
+        settings = {**_SETTINGS, **place.settings, "DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT)}
         made = _command(settings, "run")
         tagged = _command(settings, "tag", "v1")
         _command(settings, "report")
-        before, held = _digests(storage), wanted.files([storage, home])
+        with place.looked_at() as (storage, copied):
+            before, held = _digests(storage), wanted.files([storage, home])
         erased = _command(settings, "erase", "--sample-id", wanted.sample_id, "--raw", "--drop-tags")
-        after, left = _digests(storage), wanted.files([storage, home, copied])
+        with place.looked_at() as (storage, copied):
+            after, left = _digests(storage), wanted.files([storage, home, copied])
         proven, again = _command(settings, "prove"), _command(settings, "run")
-        shutil.copyfile(victim, copied / victim.name)  # somebody brings the raw shard back
+        place.put(victim)  # somebody brings the raw shard back
         refused = _command(settings, "run", "--changed")
-        back = wanted.files([storage, home])
+        with place.looked_at() as (storage, _):
+            back = wanted.files([storage, home])
         files = len(after)
     changed = [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
     # The first name in a path: files of a cache are called so, too.
     shards = sorted({found[0] for path in changed if (found := re.search(r"shard-\d{5}", path))})
+    where = ", on an S3 server on the same cores" if options.s3 else ""
     results.say(
         f"{options.shards} small shards of {_SAMPLES} samples through the whole graph on SQLite, tagged, "
-        "with a report. One sample is erased by its id, from its raw shard and the tag, too."
+        f"with a report{where}. One sample is erased by its id, from its raw shard and the tag, too."
     )
     commands = {
         "the whole graph": made,
@@ -89,6 +98,50 @@ def run(options: argparse.Namespace) -> int:
     results.keep({"commands": rows, "before": held, "after": left})
     results.publish()
     return 0
+
+
+class _Folders:
+    """Folders of raw shards and of outputs."""
+
+    def __init__(self, output: Path) -> None:
+        self._storage, self._raw = output, output.with_name("raw")
+        self._raw.mkdir()
+        self.settings = {"MM_RAW_SHARDS": str(self._raw), "MM_STORAGE": str(self._storage)}
+
+    def put(self, shard: Path) -> None:
+        shutil.copyfile(shard, self._raw / shard.name)
+
+    @contextmanager
+    def looked_at(self) -> Iterator[tuple[Path, Path]]:
+        """The outputs and the raw shards as they are."""
+        yield self._storage, self._raw
+
+
+class _Buckets:
+    """Buckets of raw shards and of outputs on an S3 server."""
+
+    def __init__(self, output: Path, server: S3Server) -> None:
+        self._output = output
+        self._store = server.filesystem()
+        self._storage, self._raw = server.new_bucket(), server.new_bucket()
+        self.settings = {"MM_RAW_SHARDS": f"s3://{self._raw}/", "MM_STORAGE": f"s3://{self._storage}"}
+        self.settings |= server.env
+
+    def put(self, shard: Path) -> None:
+        self._store.put_file(str(shard), f"{self._raw}/{shard.name}")
+
+    @contextmanager
+    def looked_at(self) -> Iterator[tuple[Path, Path]]:
+        """Copies of all objects, with the outputs and with the raw shards."""
+        copies = self._output.with_name("storage"), self._output.with_name("raw")
+        for bucket, copy in zip((self._storage, self._raw), copies, strict=True):
+            for name in self._store.find(bucket):
+                file = copy / name.removeprefix(f"{bucket}/")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(self._store.cat_file(name))
+        yield copies
+        for copy in copies:
+            shutil.rmtree(copy)
 
 
 class _Command:
