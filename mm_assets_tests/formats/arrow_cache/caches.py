@@ -50,3 +50,9 @@ def require_tidy(cache_dir: Path) -> None:
     meta = validate_sharded_cache(cache_dir, FEATURES)
     assert {path.name for path in cache_dir.iterdir()} == {"_metadata.json", *meta.shard_filenames}
     assert [path for path in cache_dir.parent.iterdir() if path != cache_dir] == []
+
+
+def marks(folder: Path) -> dict[str, tuple[int, int, int, int]]:
+    """What differs for a file that was written again; reading one changes none of it."""
+    found = {path.name: path.stat() for path in folder.iterdir()}
+    return {name: (at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in found.items()}

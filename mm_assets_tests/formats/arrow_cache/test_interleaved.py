@@ -17,7 +17,7 @@ from mm_assets.formats import ArrowCache, read_shard, read_sharded_cache_meta
 from mm_assets.formats.arrow_cache import CacheShard, meta_of, metadata_text, reader_writer
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.any_tables import same
-from mm_assets_tests.formats.arrow_cache.caches import build
+from mm_assets_tests.formats.arrow_cache.caches import build, marks
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.shelf import ShelfFileSystem
 
@@ -102,9 +102,9 @@ def test_another_version_replaces_and_the_same_changes_nothing(tmp_path: Path) -
     meta = read_sharded_cache_meta(tmp_path / "p")
     assert sorted(os.listdir(tmp_path / "p")) == sorted(["_metadata.json", *meta.shard_filenames])
     assert os.listdir(tmp_path) == ["p"]
-    before = {path.name: path.stat() for path in (tmp_path / "p").iterdir()}
+    before = marks(tmp_path / "p")
     write("arrow_cache", tmp_path, batch("xy"))
-    assert {path.name: path.stat() for path in (tmp_path / "p").iterdir()} == before
+    assert marks(tmp_path / "p") == before
 
 
 def test_a_flipped_byte_is_named_by_who_reads_images(tmp_path: Path) -> None:
