@@ -158,10 +158,11 @@ def _scan_parts(job: _ScanJob) -> tuple[Counter[Occurrence], dict[str, str]]:
     def scanned(part: _Part) -> tuple[Counter[Occurrence], str]:
         file = _ScannedFile(part.path, job.needles, search)
         try:
-            file.search(part)
-        except FileNotFoundError as error:
-            if exists(part.path):  # else it was removed since it was listed
-                return file.hits, error_line(error)
+            try:
+                file.search(part)
+            except FileNotFoundError:
+                if exists(part.path):  # else it was removed since it was listed
+                    raise
         # Damaged containers and stores raise errors of any class; each is told.
         except Exception as error:  # noqa: BLE001
             return file.hits, error_line(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any
@@ -159,12 +159,14 @@ class _ShardJob:
 
     @contextmanager
     def opened(self, uri: str) -> Iterator[pq.ParquetFile | None]:
-        """Open one of the files that were listed; None: it was not."""
-        if uri not in self.sizes:
-            yield None
-            return
-        data = small_object(uri, self.sizes[uri])
-        with parquet_file(uri) if data is None else pq.ParquetFile(BytesIO(data)) as file:
+        """Open one of the files that were listed; None: it was not, or is gone."""
+        with ExitStack() as stack:
+            file = None
+            if uri in self.sizes:
+                data = small_object(uri, self.sizes[uri])
+                with suppress(FileNotFoundError):
+                    opened = parquet_file(uri) if data is None else pq.ParquetFile(BytesIO(data))
+                    file = stack.enter_context(opened)
             yield file
 
 

@@ -253,7 +253,7 @@ def small_object(url: str, size: int) -> bytes | None:
         size: its bytes, as it was listed. One that has others now is left to s3fs.
     """
     found = _PLAIN.fullmatch(url)
-    if found is None or not 0 < size < _SMALL or "s3" in fsspec.config.conf:
+    if found is None or not 0 < size < _SMALL or not fsspec.config.conf.keys().isdisjoint(("s3", "s3a")):
         return None
     # A process that was forked off cannot use the threads of a client.
     access = (found[1], os.getpid(), *sorted(options_of(url).items()), *_configuration())

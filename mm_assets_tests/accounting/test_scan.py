@@ -450,6 +450,25 @@ def test_something_else_that_is_missing_does_not_make_a_file_absent(
     assert _scan(tmp_path).unread == {}
 
 
+def test_a_store_that_does_not_say_whether_a_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tar(tmp_path, [ERASED])
+    _parquet()(tmp_path, [ERASED])
+
+    def absent(*_: Any) -> Any:
+        raise FileNotFoundError(str(tmp_path / "a.parquet"))
+
+    def refused(_: str) -> bool:
+        raise PermissionError("the store refuses it")
+
+    monkeypatch.setattr(scan_module, "batches_in", absent)
+    monkeypatch.setattr(scan_module, "exists", refused)
+    found = _scan(tmp_path)
+    assert found.unread == {str(tmp_path / "a.parquet"): "the store refuses it"}
+    assert str(tmp_path / "a.tar") in found.paths()
+
+
 def test_workers_find_the_same(tmp_path: Path) -> None:
     for number, (write, _) in enumerate(PLACES.values()):
         folder = tmp_path / str(number)
