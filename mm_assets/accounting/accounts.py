@@ -60,11 +60,10 @@ from mm_assets.storage.files import (
     read_bytes,
     read_end,
     remove,
-    small_object,
+    sync,
 )
-from mm_assets.storage.small_files import SEAL, KnownFiles, content_etag, seal, unseal
+from mm_assets.storage.small_files import SEAL, KnownFiles, content_etag, seal, small_object, unseal
 from mm_assets.storage.stamps import files_in, own_stamp, parallel_map
-from mm_assets.storage.temporary import sync
 
 log = logging.getLogger(__name__)
 

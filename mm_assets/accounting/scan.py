@@ -33,13 +33,9 @@ from mm_assets.formats.parquet import parquet_file
 from mm_assets.model.nested_types import is_text
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import error_line
-from mm_assets.storage.files import (
-    exists,
-    is_remote,
-    open_binary,
-    small_object,
-)
+from mm_assets.storage.files import exists, is_remote, open_binary
 from mm_assets.storage.listing import sizes_below
+from mm_assets.storage.small_files import small_object
 from mm_assets.storage.stamps import parallel_map
 
 _CHUNK = 8 << 20

@@ -37,11 +37,8 @@ from mm_assets.model.nested_types import take_rows
 from mm_assets.model.schema import METADATA_POSITION
 from mm_assets.pool import MapsJobs, WorkerFailure
 from mm_assets.storage.errors import is_store_failure
-from mm_assets.storage.files import (
-    exists,
-    join,
-    small_object,
-)
+from mm_assets.storage.files import exists, join
+from mm_assets.storage.small_files import small_object
 from mm_assets.storage.stamps import files_in, stat_outputs
 
 _HASHES = (SHA256, MD5, PDQ)

@@ -261,20 +261,21 @@ def storage_options_from_env(environ: Mapping[str, str] | None = None) -> dict[s
     return options
 
 
-def lance_arguments(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
+def lance_arguments(uri: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return storage options for Lance, which knows no profile by name.
 
     As for the clients of Python, options of a location come before the environment, and that before what a
     profile says of region and endpoint. Credentials are those of one source, never a mixture.
 
     Args:
-        environment: the options that the environment gives, by Lance's names.
+        environment: the options of the environment, by Lance's names; None: `storage_options_from_env`.
 
     Raises:
         ValueError: there is no such profile, or it has no credentials; or Lance itself would mix them with a
             token of the environment.
     """
     options = dict(options_of(uri))
+    environment = storage_options_from_env() if environment is None else environment
     if not uri.startswith(S3_SCHEMES):
         return {**environment, **options}
     profile = options.pop("profile_name", None)

@@ -32,7 +32,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from mm_assets.model.errors import MissingExtra, MmAssetsError, explained
 from mm_assets.storage import S3_SCHEMES, clean_url, fsspec_arguments, opened_url
 from mm_assets.storage.errors import is_access_denied, located
-from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, sync, temporary_name
+from mm_assets.storage.temporary import create_locked, is_stale, is_temporary, temporary_name
 
 ORIGINS_BESIDE = ".origins"  # a folder; hidden, so that no client reads its files as data
 PART_BYTES = 8 << 20
@@ -454,15 +454,6 @@ def replace_file(path: str, data: bytes) -> None:
         raise
 
 
-def small_object(uri: str, size: int) -> bytes | None:
-    """Return what `mm_assets.storage.s3.small_object` does of a URL of S3; None for any other place."""
-    if not uri.startswith(S3_SCHEMES):
-        return None
-    from mm_assets.storage import s3
-
-    return s3.small_object(uri, size)
-
-
 def read_bytes(uri: str, options: StorageOptions | None = None) -> bytes | None:
     """Return the content of a file; None if it does not exist."""
     if not is_remote(uri):
@@ -542,6 +533,15 @@ def sweep_output(folder: str) -> None:
     """Run `sweep` on a folder of outputs and on the folders of metadata inside it."""
     for below in ("", ".mm_assets", ".nv-meta", ORIGINS_BESIDE):
         sweep(os.path.join(folder, below))
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def refuse_unwritable(folder: str) -> None:

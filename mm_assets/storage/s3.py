@@ -8,8 +8,8 @@ by five by five requests for one that a store refuses is how a short outage beco
 `mm_assets.storage.errors` says how often, and after which pauses.
 
 A shard has some twenty small objects, such as accounts. An erasure reads them all. s3fs takes 2.2 ms of CPU
-for one, the client that Lance has for its tables 0.3. `small_object` asks that one; what it does not answer
-as expected, even once, is asked of s3fs, in whose words all errors are told.
+for one, the client that Lance has for its tables 0.3. `small_object` asks that one. After an error it asks it
+nothing more; then the caller asks s3fs, in whose words all errors are told.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fsspec.asyn import sync_wrapper
 from s3fs.core import S3_RETRYABLE_ERRORS, _error_wrapper
 from s3fs.errors import translate_boto_error
 
-from mm_assets.storage import lance_arguments, options_of, storage_options_from_env
+from mm_assets.storage import lance_arguments, options_of
 from mm_assets.storage.errors import attempts, is_passing_code, note_request, pause
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class S3FileSystem(s3fs.S3FileSystem):
 
 
 def _timestamp(text: Any) -> Any:
-    """Return the time of a listed object, or of an answer; botocore tries a parser for any text first."""
+    """Return the time that a store has written; botocore's parser, which takes any text, is a slow one."""
     found = None
     with suppress(ValueError, AttributeError, TypeError):
         found = datetime.fromisoformat(text) if text.endswith("Z") else parsedate_to_datetime(text)
@@ -242,7 +242,7 @@ _READ_BY_LANCE = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
 )
 _Access = tuple[object, ...]  # what a client is made of
-_unanswered: set[_Access] = set()
+_failed: set[_Access] = set()  # of clients that are not asked again
 _clients: dict[_Access, LanceFileSession] = {}
 
 
@@ -250,14 +250,14 @@ def small_object(url: str, size: int) -> bytes | None:
     """Return an object of less than 1 MiB by the client of Lance; None: s3fs has to be asked.
 
     Args:
-        size: its bytes, as it was listed. One that has others now is left to s3fs.
+        size: its listed size in bytes; an object that has another one now is left to s3fs.
     """
     found = _PLAIN.fullmatch(url)
     if found is None or not 0 < size < _SMALL or not fsspec.config.conf.keys().isdisjoint(("s3", "s3a")):
         return None
     # A process that was forked off cannot use the threads of a client.
     access = (found[1], os.getpid(), *sorted(options_of(url).items()), *_configuration())
-    if access in _unanswered:
+    if access in _failed:
         return None
     try:
         data = _lance_client(access, url).read_range(found[2][1:], 0, size + 1)
@@ -265,7 +265,7 @@ def small_object(url: str, size: int) -> bytes | None:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        _unanswered.add(access)
+        _failed.add(access)
         return None
     return bytes(data) if len(data) == size else None
 
@@ -274,7 +274,7 @@ def _lance_client(access: _Access, url: str) -> LanceFileSession:
     if access not in _clients:
         from lance.file import LanceFileSession
 
-        options = {**lance_arguments(url, storage_options_from_env()), **_OPTIONS_OF_CLIENT}
+        options = {**lance_arguments(url), **_OPTIONS_OF_CLIENT}
         given = {**options, **{name: os.environ[name] for name in _READ_BY_LANCE if name in os.environ}}
         if not all(value.isprintable() and value.strip() for value in given.values()):
             raise ValueError("an empty or broken setting, which makes Lance panic")

@@ -9,6 +9,7 @@
   counts as not indexed. Segments are merged as they grow, so that there are few. Two processes may add at the
   same time.
 * `KnownFiles`: what was found in files by reading them whole, as long as all of them have the same stamps.
+* `small_object`: one of a store, by its listed size.
 * `seal`, `unseal`: JSON objects with a digest of themselves, to detect changed or torn files.
 """
 
@@ -31,7 +32,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets.formats.parquet import UNREADABLE, read_buffer
-from mm_assets.storage import files
+from mm_assets.storage import S3_SCHEMES, files
 from mm_assets.storage.files import StorageOptions, join, publish_bytes, read_bytes, remove
 from mm_assets.storage.stamps import StampedFile, files_in, parallel_map
 
@@ -360,6 +361,15 @@ class KnownFiles:
 def content_etag(uri: str, data: bytes) -> str:
     """Return the etag that S3 has for a file of this content; empty for a local one."""
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"' if files.is_remote(uri) else ""
+
+
+def small_object(uri: str, size: int) -> bytes | None:
+    """Return what `mm_assets.storage.s3.small_object` does of a URL of S3; None for any other place."""
+    if not uri.startswith(S3_SCHEMES):
+        return None
+    from mm_assets.storage import s3
+
+    return s3.small_object(uri, size)
 
 
 SEAL = "seal"

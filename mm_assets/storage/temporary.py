@@ -254,12 +254,3 @@ def _is_own_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
     except FileNotFoundError:
         return False
-
-
-def sync(path: str | os.PathLike[str]) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -161,9 +161,9 @@ class LanceSource(TableSource):
         require("lance")
         from mm_assets.formats.lance import from_storage_schema, with_original_names
         from mm_assets.formats.lance.table import LanceTable
-        from mm_assets.storage import lance_arguments, storage_options_from_env
+        from mm_assets.storage import lance_arguments
 
-        self._uri, self._options = uri, lance_arguments(uri, storage_options_from_env())
+        self._uri, self._options = uri, lance_arguments(uri)
         dataset = LanceTable(uri, self._options).dataset()
         self._version = int(dataset.version)
         self._schema = with_original_names(from_storage_schema(dataset.schema))

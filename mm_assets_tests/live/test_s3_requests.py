@@ -25,10 +25,10 @@ from mm_assets.storage.files import (
     read_bytes,
     remove,
     size_of,
-    small_object,
 )
 from mm_assets.storage.listing import expand, names_in
 from mm_assets.storage.s3 import S3FileSystem
+from mm_assets.storage.small_files import small_object
 from mm_assets.storage.stamps import stat_outputs
 from mm_assets_tests.live.faulty_proxy import (
     ANSWER_LOST,
@@ -174,7 +174,7 @@ def by_environment(place: Place, s3: S3Server, monkeypatch: pytest.MonkeyPatch) 
     """A folder that the environment gives access to, for a process that has read nothing yet."""
     for name, value in {**s3.env, "AWS_ENDPOINT_URL": place.proxy.endpoint}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(client, "_unanswered", set())
+    monkeypatch.setattr(client, "_failed", set())
     monkeypatch.setattr(client, "_clients", {})
     return f"s3://{s3.new_bucket()}/a"
 

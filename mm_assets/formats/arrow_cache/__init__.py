@@ -30,8 +30,7 @@ from mm_assets.formats.arrow_cache.features import Features, as_features, featur
 from mm_assets.model.errors import DataError, counted
 from mm_assets.model.json_codec import is_json
 from mm_assets.model.schema import schema_from_text, schema_to_text
-from mm_assets.storage.files import is_remote, local_path, regular_file, whole_url
-from mm_assets.storage.temporary import sync
+from mm_assets.storage.files import is_remote, local_path, regular_file, sync, whole_url
 
 __all__ = ["ShardedCacheMeta", "read_sharded_cache_meta", "validate_sharded_cache"]
 

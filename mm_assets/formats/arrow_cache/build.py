@@ -40,14 +40,8 @@ from mm_assets.formats.arrow_cache import (
 from mm_assets.formats.arrow_cache.features import Features, as_features, encode_example
 from mm_assets.model.nested_types import blob_array
 from mm_assets.model.schema import schema_to_text
-from mm_assets.storage.files import StorageOptions, filesystem, put, sweep
-from mm_assets.storage.temporary import (
-    ABANDONED_SECONDS,
-    building_folder,
-    create_locked,
-    sync,
-    temporary_name,
-)
+from mm_assets.storage.files import StorageOptions, filesystem, put, sweep, sync
+from mm_assets.storage.temporary import ABANDONED_SECONDS, building_folder, create_locked, temporary_name
 
 __all__ = ["write_sharded_arrow_cache"]
 

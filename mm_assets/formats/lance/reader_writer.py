@@ -34,7 +34,7 @@ from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.digest import ContentDigest
 from mm_assets.model.errors import ShardError
-from mm_assets.storage import lance_arguments, storage_options_from_env
+from mm_assets.storage import lance_arguments
 from mm_assets.storage.errors import StoreError, attempts, error_line, located, readable_store_errors
 from mm_assets.storage.files import StorageOptions, absolute, filesystem, is_remote, join
 from mm_assets.storage.listing import matching
@@ -171,7 +171,7 @@ def lance_options(uri: str, options: StorageOptions | None) -> dict[str, str] | 
         return given or None
     return {
         "client_max_retries": str(attempts() - 1),
-        **(given or lance_arguments(uri, storage_options_from_env())),
+        **(given or lance_arguments(uri)),
     }
 
 

@@ -43,10 +43,9 @@ from mm_assets.formats.webdataset.client_files import (
 from mm_assets.formats.webdataset.native import SampleEncoder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.schema import schema_from_text
-from mm_assets.storage.files import StagedFile, StorageOptions, open_binary, remove, staged
+from mm_assets.storage.files import StagedFile, StorageOptions, open_binary, remove, staged, sync
 from mm_assets.storage.small_files import FileFacts, FileIndex, FolderFiles, hashes_of
 from mm_assets.storage.stamps import StampedFile, files_in
-from mm_assets.storage.temporary import sync
 
 __all__ = ["InterleavedWebdatasetWriter"]
 
