@@ -35,23 +35,24 @@ def ids(kind: str, path: Path) -> list[str]:
 @pytest.mark.parametrize("policy", ["error", "warn", "drop_row", "drop_sample"])
 def test_convert_takes_out_what_is_erased_under_any_policy(tmp_path: Path, policy: str) -> None:
     """An id that two files have is no duplicate, if it is erased; the list beside the output hides it."""
-    write_tar(tmp_path / "raw" / "a.tar", samples(3, "a"))
-    write_tar(tmp_path / "raw" / "b.tar", {**samples(2, "b"), "x.json": document("a001", sample_id="a001")})
-    id_ = erase(tmp_path / "st", Entry.of("sample_id", "a001"))
+    write_tar(tmp_path / "raw" / "a.tar", samples(3, "first-"))
+    again = document("first-001", sample_id="first-001")
+    write_tar(tmp_path / "raw" / "b.tar", {**samples(2, "b"), "x.json": again})
+    id_ = erase(tmp_path / "st", Entry.of("sample_id", "first-001"))
     arguments = ("--to", "parquet", "--on-materialize-error", policy)
     result = run("convert", tmp_path / "raw", tmp_path / "out", *arguments, MM_STORAGE=str(tmp_path / "st"))
     assert (result.returncode, result.stderr) == (
         0,
         REFUSED.format("6 items", f"6 erased on request in {tmp_path / 'st'}"),
     )
-    assert ids("parquet", tmp_path / "out") == ["a000", "a002", "b000", "b001"]
+    assert ids("parquet", tmp_path / "out") == ["first-000", "first-002", "b000", "b001"]
     rows = pq.read_table(tmp_path / "out" / "_ledger").to_pylist()
     assert {(row["sample_id"], row["kind"], row["reason"]) for row in rows} == {
-        (alias_of("a001"), "erased", f"erased on request {id_}")
+        (alias_of("first-001"), "erased", f"erased on request {id_}")
     }
-    assert not any("a001" in str(row) for row in rows)
+    assert not any("first-001" in str(row) for row in rows)
     other = run("convert", tmp_path / "raw" / "a.tar", tmp_path / "all", "--to", "parquet", MM_STORAGE="none")
-    assert other.stderr == "" and "a001" in ids("parquet", tmp_path / "all")
+    assert other.stderr == "" and "first-001" in ids("parquet", tmp_path / "all")
 
 
 def test_hash_lists_and_rows_of_others(

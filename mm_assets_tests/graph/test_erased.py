@@ -52,7 +52,10 @@ def erase(storage: str | Path, partitions: Iterable[str], *entries: Entry) -> st
 
 
 def names_in(folder: Path, text: str) -> list[str]:
-    """The files below a folder that have a text, in plain or inside Parquet."""
+    """The files below a folder that have a text, in plain or inside Parquet.
+
+    A text of hex digits alone may be part of a digest.
+    """
     found = []
     for file in sorted(folder.rglob("*")):
         if file.is_file():
@@ -75,19 +78,19 @@ def test_only_the_shard_that_holds_it_is_made_again_and_nothing_tells_of_it(
     """One sample by its id; a second one in the same shard is there twice, a third has a broken json."""
     broken = b'{"sample_id": "bad-secret", "texts": ["bad-secret'
     more = {"bad-secret.json": broken, "bad-secret.0.png": picture(1)[1]}
-    write_tar(tmp_path / "raw" / "a.tar", {**samples(3, "a"), **more})
+    write_tar(tmp_path / "raw" / "a.tar", {**samples(3, "first-"), **more})
     write_tar(tmp_path / "raw" / "b.tar", samples(3, "b"))
-    twice = {"x.json": document("a001", sample_id="a001"), "a001.1.png": picture(2)[1]}
+    twice = {"x.json": document("first-001", sample_id="first-001"), "first-001.1.png": picture(2)[1]}
     write_tar(tmp_path / "raw" / "c.tar", {**samples(2, "c"), **twice})
     deployment = deploy(**ALL_IMAGES)
     first = deployment.run()
     assert first.success
     assert failed_checks(first) >= {("raw_shards", "integrity", "a"), ("quarantine", "empty", "c")}
     storage = Path(deployment.storage)
-    assert names_in(storage / "quarantine", "bad-secret") and names_in(storage / "ledger", "a001")
+    assert names_in(storage / "quarantine", "bad-secret") and names_in(storage / "ledger", "first-001")
     before = {name: record_in(account(storage, "curated_parquet", name)) for name in "abc"}
 
-    entries = [Entry.of("sample_id", name) for name in ("a001", "bad-secret")]
+    entries = [Entry.of("sample_id", name) for name in ("first-001", "bad-secret")]
     id_ = erase(storage, ["a", "c"], *entries)
     assert scrub_surveys(str(storage), ["a", "b", "c"]) == 2
     second = deployment.run()
@@ -100,23 +103,23 @@ def test_only_the_shard_that_holds_it_is_made_again_and_nothing_tells_of_it(
         for asset, shards in materialized(second).items()
     }
     assert unchanged["curated_parquet"] == {"b"} and unchanged["filtered_parquet"] == {"b", "c"}
-    assert all(not ids & {"a001", "bad-secret"} for ids in ids_in_outputs(storage).values())
+    assert all(not ids & {"first-001", "bad-secret"} for ids in ids_in_outputs(storage).values())
     reason = f"erased on request {id_}"
     lost = {
         (row["partition"], row["sample_id"], row["position"], row["reason"]) for row in lost_items(storage)
     }
     assert lost == {
-        *(("a", alias_of("a001"), position, reason) for position in (-1, 0, 1)),
+        *(("a", alias_of("first-001"), position, reason) for position in (-1, 0, 1)),
         ("a", alias_of("bad-secret"), -1, reason),
         ("a", None, None, "erased on request"),
-        *(("c", alias_of("a001"), position, reason) for position in (-1, 0, 1)),
+        *(("c", alias_of("first-001"), position, reason) for position in (-1, 0, 1)),
     }
     records = pq.read_table(storage / "quarantine").to_pylist()
     assert {(row["sample_id"], row["kind"], row["raw"], row["raw_note"]) for row in records} == {
         (alias_of(name), "erased", None, "nothing of it is kept: it is denied")
-        for name in ("a001", "bad-secret")
+        for name in ("first-001", "bad-secret")
     }
-    for name in ("a001", "bad-secret"):
+    for name in ("first-001", "bad-secret"):
         assert not [
             file
             for file in names_in(storage, name)
@@ -127,9 +130,9 @@ def test_only_the_shard_that_holds_it_is_made_again_and_nothing_tells_of_it(
     assert proven and problems == {}
     capsys.readouterr()
     for command in ("explain", "show"):
-        assert main([command, "a001", "--storage", str(storage)]) == 0
+        assert main([command, "first-001", "--storage", str(storage)]) == 0
         out = capsys.readouterr().out
-        assert out.startswith("sample a001\n") and reason in out and "text of" not in out
+        assert out.startswith("sample first-001\n") and reason in out and "text of" not in out
     third = deployment.run()
     assert all(
         made.metadata.get("unchanged") for shards in materialized(third).values() for made in shards.values()
@@ -284,7 +287,7 @@ def test_a_sample_that_its_url_erases_is_hidden_in_its_survey_too(tmp_path: Path
     """The list was there before the shard; the id is only known by the rows."""
     write_tar(
         tmp_path / "raw" / "a.tar",
-        {**samples(2), "x.json": document("x", url=URL, n=7654321), "x.1.png": PNG},
+        {**samples(2), "x.json": document("x", url=URL, n=7654321098765), "x.1.png": PNG},
     )
     erase(tmp_path / "storage", [], Entry.of("url", URL))
     deployment = deploy(**ALL_IMAGES)
@@ -293,7 +296,7 @@ def test_a_sample_that_its_url_erases_is_hidden_in_its_survey_too(tmp_path: Path
     survey = SurveyStore(deployment.storage).read("a")
     assert survey is not None
     assert survey.sample_ids.to_pylist() == ["s000", "s001", alias_of("x")]
-    assert names_in(Path(deployment.storage), "7654321") == []
+    assert names_in(Path(deployment.storage), "7654321098765") == []
     assert "text of x" not in told(deployment, result.run_id)
     assert names_in(Path(deployment.storage), URL) == []
     assert record_in(account(deployment.storage, "curated_parquet", "a"))["account"]["lost_ids"] == [
