@@ -37,6 +37,7 @@ from mm_assets.formats.writer import InterleavedWriter
 from mm_assets.model.losses import Loss
 from mm_assets.model.samples import parse_source_ref
 from mm_assets.storage.files import (
+    StagedFile,
     filesystem,
     is_remote,
     join,
@@ -273,6 +274,13 @@ def _digest(uri: str) -> FileDigest | None:
             return {"bytes": file.tell(), "digest": digest}
     except FileNotFoundError:
         return None
+
+
+def publish_digested(file: StagedFile) -> FileDigest:
+    """Publish an output; return what `digest_files` tells of it then, without reading it there."""
+    with open(file.path, "rb") as content:
+        digest = digest_of(content)
+    return {"bytes": file.publish(), "digest": digest}
 
 
 def file_problem(path: str, written: FileDigest | None, found: FileDigest | None) -> str:

@@ -66,7 +66,7 @@ ACCOUNTED_ARROW_CACHE = AccountedFormat(
     library="pyarrow.ipc.RecordBatchFileReader",
     parts=_arrow_cache_parts,
     digest=derive_cache,
-    examine=lambda uri, found: OutputProblems(tuple(cache_problems(uri, found.digests))),
+    examine=lambda uri, found: OutputProblems(tuple(cache_problems(uri, found))),
     files=_files,
 )
 
@@ -185,7 +185,8 @@ def _states_types(source: CanonicalLocation) -> bool:
 
 def _examine(uri: str, found: Derived) -> OutputProblems:
     """Check the files beside a tar from which clients know its samples."""
-    offsets, nbytes = found.offsets or tar_offsets(uri), size_of(uri)
+    offsets = found.offsets or tar_offsets(uri)
+    nbytes = size_of(uri) if found.nbytes is None else found.nbytes
     if unknown := nbytes - offsets[-1] - _END_BLOCKS:
         return OutputProblems((f"{uri}: {unknown} bytes belong to no sample",))
     if not has_index(uri, offsets):  # the tar or its index has changed

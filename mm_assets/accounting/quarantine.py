@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.accounting import FileDigest, publish_digested
 from mm_assets.accounting.erasures import DenyList
 from mm_assets.formats.jsonl import lines_beside, stem_of
 from mm_assets.formats.materialize import Request, open_fetcher
@@ -358,15 +359,16 @@ def quarantine_table(
     return pa.Table.from_arrays(columns, schema=QUARANTINE_SCHEMA)
 
 
-def publish_quarantine(uri: str, table: pa.Table) -> int:
-    """Publish the records of a shard in one step; without any, remove the file.
+def publish_quarantine(uri: str, table: pa.Table, is_published: bool = True) -> FileDigest | None:
+    """Publish the records of a shard in one step; without any, remove the file, if one ``is_published``.
 
     Returns:
-        Bytes of the file; 0 without records.
+        What `digest_files` tells of the file; None without records.
     """
     if table.num_rows == 0:
-        remove(uri)
-        return 0
+        if is_published:
+            remove(uri)
+        return None
     sizes = pc.fill_null(pc.binary_length(table.column("raw")), 0).to_pylist()
     with staged(uri) as file:
         with pq.ParquetWriter(
@@ -374,11 +376,11 @@ def publish_quarantine(uri: str, table: pa.Table) -> int:
         ) as writer:
             for rows in in_batches(range(table.num_rows), sizes.__getitem__):
                 writer.write_table(table.slice(rows[0], len(rows)))
-        return file.publish()
+        return publish_digested(file)
 
 
-def record_names(uri: str) -> frozenset[tuple[Any, ...]]:
-    """Return the key columns of a shard's published records; none without a file.
+def record_names(uri: str) -> frozenset[tuple[Any, ...]] | None:
+    """Return the key columns of a shard's published records; None without a file.
 
     The keys stay the same when a repaired file has other offsets. A damaged file is logged and counts as
     none: it is made again from the ledger.
@@ -386,7 +388,7 @@ def record_names(uri: str) -> frozenset[tuple[Any, ...]]:
     try:
         return names_of(read_small_table(uri, _KEY_COLUMNS))
     except FileNotFoundError:
-        return frozenset()
+        return None
     except UnreadableFile as error:
         log.warning("%s; it is made again", error)
         return frozenset()

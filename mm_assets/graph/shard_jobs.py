@@ -11,7 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mm_assets.accounting import CACHE, FILES, LOST_IDS, PUBLISHED, REFERRED, TARS, ShardRecord, digest_files
+from mm_assets.accounting import (
+    CACHE,
+    FILES,
+    LOST_IDS,
+    PUBLISHED,
+    REFERRED,
+    TARS,
+    FileDigest,
+    ShardRecord,
+    publish_digested,
+)
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.parquet import UnreadableFile, place_of_images
@@ -21,7 +31,8 @@ from mm_assets.graph import Check, Shard, ShardJob, ShardResult, blocked_by
 from mm_assets.model.schema import schema_from_text
 from mm_assets.pool import WorkerFailure
 from mm_assets.storage.errors import error_line
-from mm_assets.storage.stamps import stat_outputs
+from mm_assets.storage.files import join, staged
+from mm_assets.storage.stamps import stat_of_written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,7 +164,7 @@ def record_shard(job: RecordedJob) -> ShardResult:
         return result
     dest = planned.job.dest
     try:
-        stat = stat_outputs([dest])[dest]
+        stat = stat_of_written(dest) if result.uri else None
     except OSError as error:
         return replace(result, ok=False, error=f"{NOT_FOUND_AGAIN}: {error_line(error)}")
     return planned.recorded(result, stat, Ledger(planned.job.root))
@@ -301,7 +312,7 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     files = files_of(job.side_inputs[RAW].uri)
     deny = DenyList.read(job.root, lists=options[DENY]) if DENY in options else None
     records = quarantine_table(losses, files, options["raw_roots"], deny=deny)
-    nbytes = publish_quarantine(job.dest, records)
+    written = publish_quarantine(job.dest, records, is_published=previous is not None)
     content = ContentDigest()
     content.observe(
         records.drop_columns(["raw"])
@@ -315,13 +326,12 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     metadata = {
         "dagster/partition_row_count": len(records),
         "records": len(records),
-        CLOSED_RECORDS: len(previous - names_of(records)),
+        CLOSED_RECORDS: len((previous or frozenset()) - names_of(records)),
         "kinds": {"json": kinds},
         "first": {"json": first},
-        "bytes": nbytes,
+        "bytes": written["bytes"] if written else 0,
     }
-    uri = job.dest if len(records) else ""
-    account = {FILES: digest_files(job.root, [job.dest])}
+    uri = job.dest if written else ""
     return ShardResult(
         job.key,
         ok=True,
@@ -329,8 +339,13 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
         version=content.hexdigest(),
         metadata=metadata,
         checks=tuple(check.outcome(records) for check in job.checks),
-        account=account,
+        account=_account_of(job, written),
     )
+
+
+def _account_of(job: ShardJob, written: FileDigest | None) -> dict[str, Any]:
+    """Return the account of an output that is a small file; None: there is none."""
+    return {FILES: {job.dest.removeprefix(join(job.root, "")): written}}
 
 
 def score_shard(job: ShardJob) -> ShardResult:
@@ -448,10 +463,13 @@ def _published_scores(
         metadata: what is reported beside bytes and columns.
         rows: rows of the account.
     """
-    from mm_assets.formats.parquet import publish_table
+    import pyarrow.parquet as pq
+
     from mm_assets.graph.shard_work import column_schema
 
-    nbytes = publish_table(job.dest, scores)
+    with staged(job.dest) as file:
+        pq.write_table(scores, file.path, compression="zstd")
+        written = publish_digested(file)
     return ShardResult(
         job.key,
         ok=True,
@@ -459,10 +477,10 @@ def _published_scores(
         version=version,
         metadata={
             **metadata,
-            "bytes": nbytes,
+            "bytes": written["bytes"],
             "dagster/column_schema": {"table_schema": column_schema(scores.schema)},
         },
         checks=checks,
-        account={FILES: digest_files(job.root, [job.dest])},
+        account=_account_of(job, written),
         rows=rows,
     )

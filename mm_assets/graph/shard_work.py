@@ -10,7 +10,7 @@ Nothing here calls Dagster: a worker has no instance, and logs no event. It retu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -18,7 +18,13 @@ import pyarrow as pa
 
 from mm_assets.accounting import Balance, account_table, statistics_folder
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.accounting.canonical import CanonicalSource, Derived, OutputProblems, derive
+from mm_assets.accounting.canonical import (
+    CanonicalSource,
+    Derived,
+    OutputProblems,
+    derive,
+    one_proof,
+)
 from mm_assets.accounting.comparison import compare
 from mm_assets.accounting.erasures import DenyList
 from mm_assets.accounting.formats import accounted_format
@@ -288,6 +294,8 @@ class ProofJob:
         after: the outputs that were made from it.
         table_schema: of a table, the columns that all shards share (`schema_to_text`).
         orphan_rows: number of rows in the table that belong to no shard.
+        nbytes: size of the output, where it is one file, as the proof found it.
+        proof: name of the proof that the job is of.
     """
 
     key: str
@@ -298,6 +306,8 @@ class ProofJob:
     after: tuple[ProofTarget, ...] = ()
     table_schema: str = ""
     orphan_rows: int = 0
+    nbytes: int | None = None
+    proof: str = ""
 
 
 def prove_shard(job: ProofJob) -> ShardProof:
@@ -306,7 +316,8 @@ def prove_shard(job: ProofJob) -> ShardProof:
     A shard that the store does not give out is not proven, but it is not damaged either.
     """
     try:
-        return _examined(job)
+        with one_proof(job.proof):
+            return _examined(job)
     except (OSError, ValueError) as error:
         if not is_store_failure(error):
             raise
@@ -328,7 +339,9 @@ def _examined(job: ProofJob) -> ShardProof:
         planned = schema_from_text(job.table_schema)
         if not type_differences(planned, found.schema):
             found = derive(output.kind, output.uri, job.key, expected)
-    size_problems = _size_problems(job)
+    if output.uri and format_of(output.kind).is_file:
+        found = replace(found, nbytes=size_of(output.uri) if job.nbytes is None else job.nbytes)
+    size_problems = _size_problems(job, found)
     orphan_rows = (
         (f"{output.uri}: {counted(job.orphan_rows, 'row belongs', 'rows belong')} to no shard",)
         if job.orphan_rows
@@ -346,17 +359,12 @@ def _examined(job: ProofJob) -> ShardProof:
     return _proof(job, found, (*_differences(job), *problems, *size_problems, *orphan_rows))
 
 
-def _size_problems(job: ProofJob) -> tuple[str, ...]:
+def _size_problems(job: ProofJob, found: Derived) -> tuple[str, ...]:
     """Return a line for a file of another size than written: readers may ignore what was appended."""
-    uri, written = job.output.uri, job.account.get("nbytes")
-    if (
-        not format_of(job.output.kind).is_file
-        or not uri
-        or written is None
-        or (found := size_of(uri)) == written
-    ):
+    written = job.account.get("nbytes")
+    if None in (found.nbytes, written) or found.nbytes == written:
         return ()
-    return (f"{uri}: {written} bytes written, {found} found",)
+    return (f"{job.output.uri}: {written} bytes written, {found.nbytes} found",)
 
 
 def type_differences(expected: pa.Schema, found: pa.Schema) -> list[str]:

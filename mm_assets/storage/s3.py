@@ -18,7 +18,7 @@ import asyncio
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -45,6 +45,7 @@ _NO_ANSWER = (*S3_RETRYABLE_ERRORS, HTTPClientError, NoConnection, ResponseParse
 # After such a request failed, its upload is gone because it was carried out: only the answer was lost.
 _ENDING_AN_UPLOAD = ("complete_multipart_upload", "abort_multipart_upload")
 _NO_RANGE = ("InvalidRange", "416")  # an empty object has none
+_NOTED = 16  # objects
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 # The variables that name them -> where they lie otherwise.
 _CONFIGURATION_FILES = {
@@ -61,7 +62,9 @@ class S3FileSystem(s3fs.S3FileSystem):
     """
 
     session: Any
+    tells_put_etags = False  # seen: an object has the etag that was answered to its put
     _connected_with: tuple[object, ...] | None = None  # the AWS configuration of the session
+    _put: Mapping[str, Mapping[str, Any]] = {}  # `info`, by path, of the objects that were put last
 
     def _prepare_config_kwargs(self) -> dict[str, Any]:
         # botocore tries once: `_call_s3` knows more errors, and tries again.
@@ -111,7 +114,7 @@ class S3FileSystem(s3fs.S3FileSystem):
         most, failures = attempts(), 0
         while True:
             try:
-                return await call(**arguments)
+                answer = await call(**arguments)
             except ClientError as error:
                 code = str(error.response["Error"].get("Code"))
                 if code == "NoSuchUpload" and failures and method in _ENDING_AN_UPLOAD:
@@ -126,9 +129,27 @@ class S3FileSystem(s3fs.S3FileSystem):
                 failures += 1
                 if failures >= most or isinstance(error, SSLError):
                     raise ConnectionError(str(error)) from error
+            else:
+                if method == "put_object":
+                    self._note_put(arguments, answer)
+                return answer
             await asyncio.sleep(pause(failures))
 
     call_s3 = sync_wrapper(_call_s3)
+
+    def _note_put(self, arguments: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        path, body = f"{arguments['Bucket']}/{arguments['Key']}", arguments.get("Body")
+        noted = {other: info for other, info in self._put.items() if other != path}
+        if (etag := answer.get("ETag")) and isinstance(body, bytes):
+            noted[path] = {"size": len(body), "ETag": etag}
+        self._put = dict([*noted.items()][-_NOTED:])
+
+    def take_info_of_put(self, path: str) -> Mapping[str, Any] | None:
+        """Return size and etag of an object that was put in one piece, once; None if that is long ago."""
+        noted = dict(self._put)
+        info = noted.pop(path, None)
+        self._put = noted
+        return info
 
     def refuse_unwritable(self, path: str) -> None:
         """Raise the error that putting an object below a path would end in, without putting one."""

@@ -379,6 +379,25 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
     return found | dict(zip(asked, parallel_map(_remote_stat, asked, where), strict=True))
 
 
+def stat_of_written(uri: str) -> dict[str, Any] | None:
+    """Return what `stat_outputs` does of an output that this process has just written.
+
+    S3 told the etag of an object when it was put: the store is asked only until it has told the same. What
+    was listed after the last change of our own holds, too.
+    """
+    fs, path = filesystem(uri) if is_remote(uri) else (None, "")
+    if fs is None or not is_s3(fs):
+        return stat_outputs([uri])[uri]
+    info = fs.take_info_of_put(path)
+    if info is None:
+        return _remote_stat(uri)
+    if not fs.tells_put_etags:
+        found = _remote_stat(uri)
+        fs.tells_put_etags = found == _mark(info)
+        return found
+    return _mark(info)
+
+
 def _listed_stats(folder: str, uris: Sequence[str]) -> dict[str, dict[str, Any] | None]:
     """Return the state of outputs in a folder on S3, of a listing; nothing if it would be a long one."""
     fs, path = filesystem(folder)

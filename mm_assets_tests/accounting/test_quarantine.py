@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting import items_table, quarantine
+from mm_assets.accounting import digest_files, items_table, quarantine
 from mm_assets.accounting.quarantine import (
     QUARANTINE_SCHEMA,
     publish_quarantine,
@@ -390,17 +390,17 @@ def test_records_are_published_and_close(shard: Path, root: str) -> None:
         if root == "local"
         else f"memory://quarantine-{uuid.uuid4().hex}/p.parquet"
     )
-    assert record_names(uri) == frozenset()
+    assert record_names(uri) is None
     losses = [
         loss("bad", ref=ref_of(shard, "bad.json")),
         loss("odd", 0, "image", ref_of(shard, "odd.png")),
         loss(None, None, None),
     ]
     table = quarantine_table(items_table("a", "p", losses), [str(shard)], [str(shard.parent)])
-    nbytes = publish_quarantine(uri, table)
+    written = publish_quarantine(uri, table)
+    assert {"p.parquet": written} == digest_files(uri.rpartition("/")[0], [uri])
     with fsspec.open(uri, "rb") as file:
         assert pq.read_table(file).equals(table)
-        assert nbytes == file.size if root == "memory" else Path(uri).stat().st_size
     names = record_names(uri)
     assert names == {
         ("bad", -1, "metadata", "x.tar", "bad.json"),
@@ -409,9 +409,9 @@ def test_records_are_published_and_close(shard: Path, root: str) -> None:
     }
     publish_quarantine(uri, table.slice(0, 1))
     assert record_names(uri) < names
-    assert publish_quarantine(uri, QUARANTINE_SCHEMA.empty_table()) == 0
-    assert record_names(uri) == frozenset()
-    assert publish_quarantine(uri, QUARANTINE_SCHEMA.empty_table()) == 0
+    assert publish_quarantine(uri, QUARANTINE_SCHEMA.empty_table()) is None
+    assert record_names(uri) is None
+    assert publish_quarantine(uri, QUARANTINE_SCHEMA.empty_table()) is None
 
 
 def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

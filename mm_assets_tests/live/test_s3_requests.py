@@ -29,7 +29,7 @@ from mm_assets.storage.files import (
 from mm_assets.storage.listing import expand, names_in
 from mm_assets.storage.s3 import S3FileSystem
 from mm_assets.storage.small_files import small_object
-from mm_assets.storage.stamps import stat_outputs
+from mm_assets.storage.stamps import stat_of_written, stat_outputs
 from mm_assets_tests.live.faulty_proxy import (
     ANSWER_LOST,
     CUT,
@@ -251,6 +251,43 @@ def test_settings_that_the_client_of_small_objects_cannot_use(
     assert capfd.readouterr().err == ""  # where Rust would tell of a panic
     monkeypatch.setenv(name, before) if before is not None else monkeypatch.delenv(name)
     assert small_object(f"{by_environment}/x", 7) == b"content"
+
+
+def test_the_state_of_what_was_put_is_the_listed_one(place: Place, by_environment: str, s3: S3Server) -> None:
+    """The store is asked until it has told the etag of a put once; what others put is not taken for ours."""
+    urls = [f"{by_environment}/{number}" for number in range(4)]
+    filesystem(urls[0])[0].tells_put_etags = False
+    asked = []
+    for url in urls:
+        publish_bytes(url, os.urandom(100))
+        place.proxy.reset()
+        found = stat_of_written(url)
+        asked.append(place.proxy.requests.total())
+        assert found == stat_outputs([url])[url] and found is not None
+    assert asked == [1, 0, 0, 0]
+
+    for url in urls[:2]:
+        publish_bytes(url, b"ours")
+    fs, path = filesystem(urls[0])
+    s3.filesystem().pipe_file(path, b"of somebody else")
+    assert stat_of_written(urls[0]) == stat_of_written(urls[1]) != stat_outputs(urls[:1])[urls[0]]
+    # What was told is told once: from then on the store is asked.
+    assert stat_of_written(urls[0]) == stat_outputs(urls[:1])[urls[0]]
+    fs.rm_file(path)
+    assert stat_of_written(urls[0]) is None
+
+
+def test_a_store_whose_etags_change_is_asked_each_time(
+    place: Place, by_environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{by_environment}/x"
+    monkeypatch.setattr(filesystem(url)[0], "tells_put_etags", False)
+    note = S3FileSystem._note_put
+    other = lambda self, arguments, answer: note(self, arguments, {**answer, "ETag": '"another"'})  # noqa: E731
+    monkeypatch.setattr(S3FileSystem, "_note_put", other)
+    for content in (b"1", b"2"):
+        publish_bytes(url, content)
+        assert stat_of_written(url) == stat_outputs([url])[url]
 
 
 @pytest.mark.parametrize("kind", [SLOW_DOWN, INTERNAL_ERROR, RESET, CUT, SILENCE, ANSWER_LOST])

@@ -33,10 +33,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -62,6 +63,7 @@ from mm_assets.storage.files import ORIGINS_BESIDE, NoRegularFile, StorageOption
 from mm_assets.storage.listing import expand_paths
 
 Rows = list[dict[str, Any]]
+T = TypeVar("T")
 
 
 class SampleQuery(NamedTuple):
@@ -246,6 +248,8 @@ class Derived:
         offsets: for our tars, the byte offsets at which samples begin, and the end of the last one; None if
             not determined.
         digests: for an Arrow cache, the digests of its files by name; None if not determined.
+        metadata: for an Arrow cache, its metadata file as it was read.
+        nbytes: size of the file; None if not determined.
     """
 
     rows: int = 0
@@ -256,6 +260,34 @@ class Derived:
     schema: pa.Schema = dataclasses.field(default_factory=lambda: pa.schema([]))
     offsets: tuple[int, ...] | None = dataclasses.field(default=None, compare=False, repr=False)
     digests: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
+    metadata: bytes | None = dataclasses.field(default=None, compare=False, repr=False)
+    nbytes: int | None = dataclasses.field(default=None, compare=False, repr=False)
+
+
+_proof_under_way: ContextVar[str] = ContextVar("proof", default="")
+_read: dict[tuple[str, ...], Any] = {}  # what the shards of that proof share, by its proof and place
+
+
+@contextmanager
+def one_proof(proof: str) -> Iterator[None]:
+    """Let `read_once` keep what it reads for other shards of a proof; without a name it keeps nothing."""
+    token = _proof_under_way.set(proof)
+    try:
+        yield
+    finally:
+        _proof_under_way.reset(token)
+
+
+def read_once(place: str, read: Callable[[], T]) -> T:
+    """Return what ``read`` returns of a place that all shards share: the first answer within a proof."""
+    if not (proof := _proof_under_way.get()):
+        return read()
+    if (proof, place) not in _read:
+        for other in [key for key in _read if key[0] != proof]:
+            del _read[other]
+        _read[proof, place] = read()
+    found: T = _read[proof, place]
+    return found
 
 
 def normalized(part: RowPart, location: str) -> RowPart:

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -28,6 +28,7 @@ from mm_assets.accounting.canonical import (
     blob_index,
     naming_file,
     normalized,
+    read_once,
 )
 from mm_assets.formats.arrow_cache import (
     METADATA_FILE,
@@ -63,6 +64,12 @@ from mm_assets.storage.files import (
     regular_file,
     size_of,
 )
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+    from mm_assets.formats.lance import Location
+    from mm_assets.formats.lance.snapshot import Snapshot
 
 _BYTES_AT_ONCE = 8 << 20
 # Fits the processor's cache between decoding and digest; also about one page of our files.
@@ -264,14 +271,20 @@ def lance_parts(
     from mm_assets.formats.lance.snapshot import unreadable_text
 
     location = Location(uri, lance_options(uri, options))
-    if not location.has_table():
-        raise FileNotFoundError(f"{uri}: no Lance table here")
+
+    def open_table() -> _Table:
+        if not location.has_table():
+            raise FileNotFoundError(f"{uri}: no Lance table here")
+        arguments: dict[str, Any] = {"storage_options": location.storage_options or None, **_CACHES}
+        with _naming(uri):
+            return _Table(location, until_answered(partial(lance.dataset, location.uri, **arguments)))
+
+    table = read_once(uri, open_table)
     with _naming(uri):
-        options_of_table = location.storage_options or None
-        dataset = until_answered(partial(lance.dataset, location.uri, storage_options=options_of_table))
+        dataset = table.dataset
         schema = _original(pa.Table.from_batches([], dataset.schema)).schema
         yield RowPart(pa.Table.from_batches([], schema))
-        fragments, ids = _rows_of(dataset, location, partition)
+        fragments, ids = table.rows_of(partition)
         try:
             for start in range(0, len(ids), _IDS_PER_QUERY):
                 yield from _matching(dataset, ids.slice(start, _IDS_PER_QUERY).to_pylist())
@@ -289,20 +302,42 @@ def _naming(uri: str) -> Iterator[None]:
         raise ShardError(f"{uri}: lance cannot read it: {cause_line(error, uri)}") from error
 
 
-def _rows_of(dataset: Any, location: Any, partition: str | None) -> tuple[list[Any], Any]:
-    """Return the fragments of a partition, or its sample ids if other rows share its fragments."""
-    from mm_assets.formats.lance.records import PartitionRecords
-    from mm_assets.formats.lance.snapshot import Snapshot
+# A table that stays open for all shards of a proof keeps what it has read of their files: 1 GiB by default.
+_CACHES = {"metadata_cache_size_bytes": 32 << 20, "index_cache_size_bytes": 32 << 20}
 
-    if partition is None:
-        return dataset.get_fragments(), []
-    snapshot = Snapshot(dataset)
-    live = snapshot.live(PartitionRecords(location).of([partition])[partition])
-    if live is None:
-        return [], []
-    if snapshot.present_rows(live) != live.rows:  # moved by compaction or by a deletion
-        return [], live.sample_ids()
-    return [snapshot.fragment(id_) for id_ in snapshot.fragment_ids(live)], []
+
+class _Table:
+    """A version of a table, with the records of its partitions as they were listed then."""
+
+    def __init__(self, location: Location, dataset: LanceDataset) -> None:
+        from mm_assets.formats.lance.records import PartitionRecords
+        from mm_assets.formats.lance.snapshot import Snapshot
+
+        self.dataset = dataset
+        self._records = PartitionRecords(location)
+        self._open_snapshot = partial(Snapshot, dataset)
+
+    @cached_property
+    def _snapshot(self) -> Snapshot:
+        return self._open_snapshot()
+
+    @cached_property
+    def _listed(self) -> Mapping[str, Sequence[str]]:
+        return self._records.names()
+
+    def rows_of(self, partition: str | None) -> tuple[list[Any], Any]:
+        """Return the fragments of a partition, or its sample ids if other rows share its fragments."""
+        if partition is None:
+            return self.dataset.get_fragments(), []
+        snapshot = self._snapshot
+        live = snapshot.live(self._records.of([partition], self._listed)[partition])
+        if live is None:  # or a commit of the meantime has replaced its record
+            live = snapshot.live(self._records.of([partition])[partition])
+        if live is None:
+            return [], []
+        if snapshot.present_rows(live) != live.rows:  # moved by compaction or by a deletion
+            return [], live.sample_ids()
+        return [snapshot.fragment(id_) for id_ in snapshot.fragment_ids(live)], []
 
 
 def _matching(dataset: Any, ids: list[str]) -> Iterator[RowPart]:
@@ -365,14 +400,23 @@ _DIGESTED_AT_ONCE = 1 << 20  # bytes: they are still in the processor's cache th
 
 def derive_cache(uri: str, options: StorageOptions | None = None) -> Derived:
     """Count and digest the rows of a cache, and digest its files, in one read of these."""
-    tally, digests = DigestTally(), dict[str, str]()
-    for part in arrow_cache_parts(uri, options, digests):
+    tally, digests, metadata = DigestTally(), dict[str, str](), _metadata(uri, options)
+    for part in arrow_cache_parts(uri, options, digests, metadata):
         tally.add(normalized(part, uri))
-    return replace(tally.derived(), digests=digests)
+    return replace(tally.derived(), digests=digests, metadata=metadata)
+
+
+def _metadata(folder: str, options: StorageOptions | None) -> bytes:
+    uri = join(folder, _METADATA)
+    with naming_file(uri), open_binary(uri, options) as file:
+        return file.read()
 
 
 def arrow_cache_parts(
-    uri: str, options: StorageOptions | None = None, digests: dict[str, str] | None = None
+    uri: str,
+    options: StorageOptions | None = None,
+    digests: dict[str, str] | None = None,
+    metadata: bytes | None = None,
 ) -> Iterator[RowPart]:
     """Yield the rows of one cache, in the types of its shards, or of its metadata if it has no shards.
 
@@ -380,11 +424,11 @@ def arrow_cache_parts(
         uri: its folder, or the `_metadata.json` in it.
         options: for the file system.
         digests: gets the digest of each shard by its file name.
+        metadata: the content of `_metadata.json`, if it is known.
     """
     folder = uri.removesuffix(f"/{_METADATA}")
-    metadata = join(folder, _METADATA)
-    with naming_file(metadata), open_binary(metadata, options) as file:
-        content: dict[str, Any] = json.load(file)
+    with naming_file(join(folder, _METADATA)):
+        content: dict[str, Any] = json.loads(_metadata(folder, options) if metadata is None else metadata)
         names, schema = list(content["shard_filenames"]), schema_from_text(content["arrow_schema"])
         if any("/" in name for name in names):
             raise ValueError("a shard of another folder")
@@ -469,26 +513,24 @@ class _DigestedReads:
             left = left if end is None else left - count
 
 
-def cache_problems(uri: str, digests: Mapping[str, str] | None = None) -> Iterator[str]:
+def cache_problems(uri: str, found: Derived = Derived()) -> Iterator[str]:  # noqa: B008 (frozen)
     """Yield a line for each shard of a cache that differs from its metadata.
 
     Args:
         uri: its folder.
-        digests: digests of its files, from a read of all their bytes (`derive_cache`); others are read.
+        found: what `derive_cache` has read: the metadata, and digests of the files; others are read.
 
     Raises:
         FileNotFoundError: the cache has no metadata.
     """
-    with open_binary(join(uri, METADATA_FILE)) as file:
-        text = file.read()
     try:
-        meta = parse_metadata(Path(uri), text)
+        meta = parse_metadata(Path(uri), _metadata(uri, None) if found.metadata is None else found.metadata)
     except ValueError as error:
         yield str(error)
         return
     for shard in meta.shards:
         path = join(uri, shard.filename)
-        digest = (digests or {}).get(shard.filename) or _digest(path)
+        digest = (found.digests or {}).get(shard.filename) or _digest(path)
         if digest != shard.digest:
             yield f"{path}: its digest is {digest}, not {shard.digest} as {METADATA_FILE} says"
         elif not is_remote(path) and (

@@ -24,14 +24,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import IO, Any
 
 import pyarrow as pa
 import xxhash
 
-from mm_assets.accounting.canonical import Derived, RowPart
+from mm_assets.accounting.canonical import Derived, RowPart, read_once
 from mm_assets.accounting.canonical.documents import (
     Document,
     Item,
@@ -206,7 +206,8 @@ def folder_problems(uri: str, samples: int, nbytes: int) -> list[str]:
         (_INFO, _counted, samples),
         (_SPLIT, _named, True),
     ):
-        found = parse(_content(join(folder, name))).get(file)
+        place = join(folder, name)
+        found = parse(read_once(place, partial(_content, place))).get(file)
         if found != expected:
             problems.append(
                 f"{join(folder, name)}: has {json.dumps(found)} of {file}, not {json.dumps(expected)}"

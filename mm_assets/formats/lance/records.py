@@ -20,7 +20,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -177,10 +177,23 @@ class PartitionRecords:
             found.setdefault(record.partition, []).append(record)
         return found
 
-    def of(self, partitions: Collection[str]) -> dict[str, list[PartitionRecord]]:
-        """Return the records of these partitions; each is a key, with an empty list when it has none."""
-        keys = {_file_key(partition) for partition in partitions}
-        names = [name for name in self._location.names(FOLDER) if name.rpartition("@")[0] in keys]
+    def names(self) -> dict[str, list[str]]:
+        """Return the names of the record files, by the key of their partition: one listing."""
+        found: dict[str, list[str]] = {}
+        for name in self._location.names(FOLDER):
+            found.setdefault(name.rpartition("@")[0], []).append(name)
+        return found
+
+    def of(
+        self, partitions: Collection[str], listed: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[str, list[PartitionRecord]]:
+        """Return the records of these partitions; each is a key, with an empty list when it has none.
+
+        Args:
+            listed: the names of the record files, as `names` has returned them.
+        """
+        by_key = self.names() if listed is None else listed
+        names = [name for key in map(_file_key, partitions) for name in by_key.get(key, ())]
         found: dict[str, list[PartitionRecord]] = {partition: [] for partition in partitions}
         for record in self._read(names).values():
             if record.partition in found:
