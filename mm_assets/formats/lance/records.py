@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -163,6 +164,7 @@ class PartitionRecords:
     def __init__(self, location: Location) -> None:
         self._location = location
         self._index = FileIndex(join(location.uri, INDEX_FOLDER), location.fs_options)
+        self._put: dict[str, bytes] = {}  # by path, until they are indexed
 
     def all(self) -> dict[str, list[PartitionRecord]]:
         """Return every record, by partition; those in the index without their sample ids, see `load_ids`."""
@@ -206,7 +208,12 @@ class PartitionRecords:
         return {partition for partition in partitions if _file_key(partition) in keys}
 
     def put(self, records: Iterable[PartitionRecord]) -> None:
-        each(lambda record: self._location.put(record.path, record.to_bytes()), records)
+        def put_one(record: PartitionRecord) -> None:
+            data = record.to_bytes()
+            self._location.put(record.path, data)
+            self._put[record.path] = data
+
+        each(put_one, records)
 
     def index(self) -> None:
         """Index the committed records that are not indexed yet: they do not change any more.
@@ -215,9 +222,13 @@ class PartitionRecords:
         """
         stamps = self._stamps()
         missing = sorted(stamps.keys() - self._index.texts(stamps).keys())
+        put, self._put = self._put, {}
         for start in range(0, len(missing), _INDEXED_AT_ONCE):
             facts = {}
-            for name, data in self._contents(missing[start : start + _INDEXED_AT_ONCE]):
+            some = missing[start : start + _INDEXED_AT_ONCE]
+            own = [(name, data) for name in some if (data := put.get(f"{FOLDER}/{name}")) is not None]
+            others = self._contents(sorted({*some}.difference(name for name, _ in own)))
+            for name, data in chain(own, others):
                 with suppress(ValueError):
                     record = PartitionRecord.from_bytes(data, name)
                     if record.version is not None:
