@@ -1,10 +1,11 @@
 """Request of a headless run: shards and assets, all of them or what is due.
 
 * `select` turns a `MakeRequest` into a `Selection`: the partitions to make, by asset, with reasons.
-* `up_to_date_records` finds that no run is needed: nothing is due, and all outputs are there as published and
+* `look_at_all` finds that no run is needed: nothing is due, and all outputs are there as published and
   proven. What one shard decides of another (who keeps a sample id, the types of columns) is asked as a run
   asks it, unless nothing was made since a run of all shards, or such a look, saw to it. That is noted in the
-  instance's key-value store.
+  instance's key-value store. Where a few shards are due, it says which: once they are made, it is asked of
+  the others.
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ from mm_assets.accounting import (
 )
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.retirement import RETIRED
-from mm_assets.automation import STALE, Due, DueShardFinder, DueShards, latest_events, latest_versions
+from mm_assets.automation import (
+    MISSING,
+    STALE,
+    Due,
+    DueShardFinder,
+    DueShards,
+    latest_events,
+    latest_versions,
+)
 from mm_assets.filters.duplicates import VerdictIndex
-from mm_assets.formats.raw_shards import Listing
+from mm_assets.formats.raw_shards import Listing, RawShard
 from mm_assets.graph import Shard, ShardResult, ShardSet, digest
 from mm_assets.graph.assets import plan_of
 from mm_assets.graph.dagster_internals import SHARDS, chunks
@@ -110,6 +119,12 @@ class Selection:
             if kept := tuple(filter(is_kept, assets)):
                 groups[kept] = [*groups.get(kept, ()), *keys]
         return replace(self, groups=groups)
+
+    def of_shards(self, keys: Collection[str]) -> Selection:
+        """Return the selection with these shards alone; the others are as they should be."""
+        groups = {assets: [key for key in chosen if key in keys] for assets, chosen in self.groups.items()}
+        kept = {assets: chosen for assets, chosen in groups.items() if chosen}
+        return replace(self, groups=kept, current=frozenset(self.keys).difference(keys))
 
     def with_more(self, more: Selection) -> Selection:
         """Return the selection with the shards of another one, which has none of the same."""
@@ -244,10 +259,10 @@ def note_run(
     listing: Listing,
     is_whole: bool,
 ) -> None:
-    """Note that nothing failed, and what there was to see of raw shards.
+    """Note what there was to see of raw shards.
 
     Args:
-        is_whole: whether all shards went through all assets.
+        is_whole: whether all shards went through all assets, and none failed.
     """
     latest, root = instance.event_log_storage.get_maximum_record_id() or 0, resources["prover"].root
     assets = [spec.key.to_user_string() for spec in _specs(definitions) if spec.deps]
@@ -265,12 +280,23 @@ def _note(instance: dg.DagsterInstance, *noted: int | str) -> None:
     instance.run_storage.set_cursor_values({_LAST_RUN: json.dumps(noted)})
 
 
-def _present(instance: dg.DagsterInstance, root: str, listing: Listing, assets: Collection[str]) -> str:
-    """Return a digest of the shards that there are, or were: a run tells of those that came or went."""
+def _present(
+    instance: dg.DagsterInstance,
+    root: str,
+    listing: Listing,
+    assets: Collection[str],
+    new: Collection[str] = (),
+) -> str:
+    """Return a digest of the shards that there are, or were: a run tells of those that came or went.
+
+    Args:
+        new: shards that are left out.
+    """
     known = instance.get_dynamic_partitions(str(SHARDS.name))
     retired = stated_partitions(join(root, "ledger", RETIRED), ".json")
-    named = {asset: Ledger(root).named(asset) for asset in sorted(assets)}
-    return digest(json.dumps([root, __version__, sorted(listing), sorted(known), retired, named]))
+    named = {asset: [key for key in Ledger(root).named(asset) if key not in new] for asset in sorted(assets)}
+    shards = [sorted(set(keys).difference(new)) for keys in (listing, known)]
+    return digest(json.dumps([root, __version__, *shards, retired, named]))
 
 
 def _made(root: str, records: Records) -> str:
@@ -286,14 +312,28 @@ def _specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
     return [spec for spec in definitions.resolve_all_asset_specs() if spec.partitions_def]
 
 
-def up_to_date_records(
+@dataclass(frozen=True)
+class Look:
+    """What there is to do.
+
+    Args:
+        records: those of all shards in all assets, if there is nothing.
+        due: shards that are to be made before more can be said; none: a run has to look at all.
+    """
+
+    records: Records | None = None
+    due: frozenset[str] = frozenset()
+
+
+def look_at_all(
     instance: dg.DagsterInstance,
     definitions: dg.Definitions,
     resources: Mapping[str, Any],
     listing: Listing,
     needs_scores: bool = False,
-) -> Records | None:
-    """Return the records of all shards in all assets; None if a run has anything to do.
+    failed: Collection[str] | None = None,
+) -> Look:
+    """Look whether a run has anything to do.
 
     It sees what a run of all shards sees: also outputs that somebody has removed or changed. No output is
     read, but for the small files of its ledger. Nothing is written but index files and sums of proofs that
@@ -301,29 +341,32 @@ def up_to_date_records(
 
     Args:
         needs_scores: whether filters compare a shard with the scores of all: only a run computes that anew.
+        failed: of the shards that were due in an earlier look, and have been made since, those that failed:
+            nothing is said of them.
     """
     progress = ProgressLine(len(_specs(definitions)))
     try:
-        return _up_to_date_records(instance, definitions, resources, listing, needs_scores, progress)
+        return _look(instance, definitions, resources, listing, needs_scores, failed, progress)
     except Exception:  # noqa: BLE001
         # What cannot be read, or planned, is for the run: it fails what it concerns, and names it. What plans
         # it may be a plugin's, which raises anything.
-        return None
+        return Look()
     finally:
         progress.end()
 
 
-def _up_to_date_records(
+def _look(
     instance: dg.DagsterInstance,
     definitions: dg.Definitions,
     resources: Mapping[str, Any],
     listing: Listing,
     needs_scores: bool,
+    failed: Collection[str] | None,
     progress: ProgressLine,
-) -> Records | None:
+) -> Look:
     noted = instance.run_storage.get_cursor_values({_LAST_RUN}).get(_LAST_RUN)
     if not noted:
-        return None
+        return Look()
     latest, present, made_from = json.loads(noted)
     now = instance.event_log_storage.get_maximum_record_id() or 0
     progress.show(0, "looking for what there is to do")
@@ -331,37 +374,52 @@ def _up_to_date_records(
     versions = {key: shard.version for key, shard in listing.items()}
     finder = DueShardFinder(instance, _specs(definitions), versions)
     due = finder.find()
-    if due.partitions() or any(due.in_progress.values()):
-        return None
+    if any(due.in_progress.values()):
+        return Look()
+    names = [asset.to_user_string() for asset in due.by_asset]
+
+    def look_of_due(keys: Collection[str], new: Collection[str] = ()) -> Look:
+        is_same = present == _present(instance, prover.root, listing, names, new)
+        return Look(due=frozenset(keys)) if is_same else Look()
+
+    sound = {key: shard for key, shard in listing.items() if key not in (failed or ())}
+    if keys := [key for key in due.partitions() if key in sound]:
+        whys = due.by_asset.values()
+        new = {key for key in keys if all(key in why and why[key].kind == MISSING for why in whys)}
+        return look_of_due(keys, new)
     found: dict[str, Mapping[str, ShardRecord]] = {}
     for number, asset in enumerate(due.by_asset):
         name, manager = asset.to_user_string(), _manager(graph, resources, asset)
-        progress.show(number, f"looking at {name}: {counted(len(listing), 'shard')}")
+        progress.show(number, f"looking at {name}: {counted(len(sound), 'shard')}")
         versions_made = latest_versions(instance, asset, _MATERIALIZED)
-        made = _as_published(manager, name, versions_made, list(listing), keeps=True)
-        if len(made) < len(listing) or not _passes_checks(graph.get(asset).assets_def, asset, made.values()):
-            return None
+        made = _as_published(manager, name, versions_made, list(sound), keeps=True)
+        if not _passes_checks(graph.get(asset).assets_def, asset, made.values()):
+            return Look()
         if any(record.is_earlier for record in made.values()):  # a run makes their accounts
-            return None
+            return Look()
+        if altered := sound.keys() - made.keys():
+            return look_of_due(altered)
         found[name] = made
-    if present != _present(instance, prover.root, listing, found):
-        return None
+    now_present = _present(instance, prover.root, listing, names)
+    if present != now_present and failed is None:
+        return Look()
     if finder.latest_materialization() > latest or made_from != _made(prover.root, found):
         progress.show(len(due.by_asset), "asking what shards decide of each other")
-        if needs_scores or not _is_as_planned(instance, graph, resources, listing, found):
-            return None
-        _note(instance, now, present, _made(prover.root, found))
+        if needs_scores or not _is_as_planned(instance, graph, resources, sound, found):
+            return Look()
+        _note(instance, now, now_present, _made(prover.root, found))
     for asset in due.by_asset:
         _manager(graph, resources, asset).repair_derived()
     proven = prover.proven({name: records for name, records in found.items() if name in BY_ASSET})
-    return found if all(len(keys) == len(listing) for keys in proven.values()) else None
+    is_proven = all(len(keys) == len(sound) for keys in proven.values())
+    return Look(found) if is_proven else Look()
 
 
 def _is_as_planned(
     instance: dg.DagsterInstance,
     graph: AssetGraph,
     resources: Mapping[str, Any],
-    listing: Listing,
+    listing: Mapping[str, RawShard],
     records: Records,
 ) -> bool:
     """Return whether runs of all shards would plan each as it was made, and judge no raw shard anew."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
@@ -40,9 +41,9 @@ from mm_assets.headless.request import (
     Selection,
     altered_shards,
     known,
+    look_at_all,
     note_run,
     select,
-    up_to_date_records,
 )
 from mm_assets.headless.summary import RunSummary, failed_steps
 from mm_assets.model.errors import counted, warning_line
@@ -203,15 +204,33 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         is_whole = request == MakeRequest() and not listing.unmatched
         started = time.monotonic()
         root, filters = resources["maintained"].root, resources["bounds"].active()
+        few, look = selection.of_shards(()), partial(look_at_all, instance, definitions, resources, listing)
         if is_whole and settings.fresh_within is None:  # else the events of a run say that all is well
             needs_scores = _is_first_pass_due(root, filters, is_whole)
-            made = up_to_date_records(instance, definitions, resources, listing, needs_scores)
-            if made and not (summary := _unchanged(made, settings.max_loss)).lossy:
+            found = look(needs_scores)
+            if found.records is not None and (made := _as_allowed(found.records, settings.max_loss)):
                 print(f"nothing to do: {counted(len(listing), 'shard')} up to date, as published and proven")
-                return _printed(instance, summary, raw.locations, started)
+                return _printed(instance, made, raw.locations, started)
+            few = few if needs_scores else selection.of_shards(found.due)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         job = definitions.resolve_job_def(JOB)
         summary = RunSummary(selection.keys_by_asset, settings.max_loss)
+        order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
+        if 0 < len(few.runs(order)) < len(selection.runs(order)):
+            print(
+                f"first what is due: {counted(len(few.keys), 'shard')}; then a look at the others", flush=True
+            )
+            if _carry_out(instance, job, few, summary, log_level) == INTERRUPTED:
+                return INTERRUPTED
+            selection = selection.of_shards(frozenset(selection.keys).difference(few.keys))
+            made_before = None if summary.failed_steps else look(failed=summary.failed).records
+            if made_before is not None and _as_allowed(made_before, settings.max_loss):
+                of_others = {
+                    asset: {key: made_before[asset][key] for key in keys}
+                    for asset, keys in selection.keys_by_asset.items()
+                }
+                summary.add_unchanged(of_others)
+                selection = selection.of_shards(())
         if FILTERED in selection.keys_by_asset and _is_first_pass_due(root, filters, is_whole):
             needed = [name for judge in filters for name in judge.statistics()]
             needed += [judge.name for judge in duplicate_filters(filters)]
@@ -241,8 +260,8 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         code = code or _printed(instance, summary, raw.locations, started)
         if code != INTERRUPTED:
             report_inventory(instance, definitions.resolve_asset_graph(), listing)
-        if code == 0:
-            note_run(instance, definitions, resources, listing, is_whole)
+        if code != INTERRUPTED and not summary.failed_steps and selection.keys:  # else the look has noted it
+            note_run(instance, definitions, resources, listing, is_whole and code == 0)
         return code
 
 
@@ -392,10 +411,11 @@ def _carry_out(
     return 0
 
 
-def _unchanged(records: Records, max_loss: float) -> RunSummary:
+def _as_allowed(records: Records, max_loss: float) -> RunSummary | None:
+    """Return the summary of shards that need no run; None if one has lost more than is allowed now."""
     summary = RunSummary(records, max_loss)
     summary.add_unchanged(records)
-    return summary
+    return None if summary.lossy else summary
 
 
 def _printed(instance: dg.DagsterInstance, summary: RunSummary, locations: str, started: float) -> int:

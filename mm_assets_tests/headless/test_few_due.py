@@ -1,0 +1,209 @@
+"""`mm-assets run` where few of many shards are due: it makes these, and looks at the others."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mm_assets.graph.dagster_internals import chunks
+from mm_assets.headless import request
+from mm_assets.headless import run as headless_run
+from mm_assets.headless.request import Look
+from mm_assets_tests.cli.commands import fine
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.graph.output_digests import digests
+from mm_assets_tests.headless.conftest import ASSETS, Project
+from mm_assets_tests.quick_instance import quick_instance
+
+SHARDS = "abcdef"
+_DATES = 1.6e9  # of raw shards
+PROVEN = "proven: every item of {} shards is in 5 outputs as it was written (proof/proof.json)"
+
+
+@pytest.fixture(autouse=True)
+def runs_of_two_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "chunks", partial(chunks, size=2))
+
+
+def counts(told: str) -> dict[str, list[str]]:
+    """Partitions and unchanged ones of each asset, by the table of a run."""
+    return {line.split()[0]: line.split()[1:3] for line in told.splitlines() if line.split()[0] in ASSETS}
+
+
+def test_a_new_shard_is_one_run(project: Project) -> None:
+    project.shards(SHARDS)
+    fine(project.run())
+    project.shard("g")
+    before = project.runs()
+    told = fine(project.run())
+    assert project.runs() == before + 1
+    assert project.made() == {asset: ["g"] for asset in ASSETS}
+    assert "first what is due: 1 shard; then a look at the others\n" in told
+    assert counts(told) == {asset: ["7", "6"] for asset in ASSETS}
+    assert PROVEN.format(7) in told
+    assert fine(project.run()).startswith("nothing to do: 7 shards")
+    assert project.runs() == before + 1
+
+
+def test_what_somebody_has_removed_is_one_run(project: Project) -> None:
+    project.shards(SHARDS)
+    fine(project.run())
+    for path in ("filtered/c.parquet", "webdataset/e.tar"):
+        (project.storage / path).unlink()
+        before = project.runs()
+        told = fine(project.run())
+        assert project.runs() == before + 1
+        assert (project.storage / path).exists() and PROVEN.format(6) in told
+    # The look stops at the first asset in which something is missing.
+    (project.storage / "curated" / "a.parquet").unlink()
+    (project.storage / "webdataset" / "f.tar").unlink()
+    assert PROVEN.format(6) in fine(project.run())
+    assert (project.storage / "webdataset" / "f.tar").exists()
+
+
+def test_many_shards_are_made_with_all_others(project: Project) -> None:
+    project.shards(SHARDS)
+    fine(project.run())
+    for name in "ace":
+        project.shard(name, "another text")
+    told = fine(project.run())
+    assert "first what is due" not in told
+    assert counts(told)["curated_parquet"] == ["6", "3"]
+
+
+def test_a_shard_that_fails_time_and_again_costs_a_run_of_its_own(project: Project) -> None:
+    """Also when it was bad from the first run on; once it is mended, all are there."""
+    project.shards("abcde")
+    project.broken("f")
+    assert project.run().returncode == 1
+    for more in ("", "g"):
+        project.shards(more)
+        before = project.runs()
+        done = project.run()
+        others = 5 + len(more)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert project.runs() == before + 1
+        assert done.stdout.count("shard 'f' of curated_parquet: ") == 1
+        assert counts(done.stdout)["final_tars"] == [str(others), "5"]
+        assert (
+            f"NOT PROVEN: {others} of {others + 1} shards in all 5 outputs; "
+            "the others: f failed in curated_parquet" in done.stdout
+        )
+    project.shard("f")
+    assert PROVEN.format(7) in fine(project.run())
+    assert fine(project.run()).startswith("nothing to do: 7 shards")
+
+
+def test_a_shard_that_is_gone_is_told_of_by_runs_of_all(project: Project) -> None:
+    project.shards(SHARDS)
+    fine(project.run())
+    (project.raw / "b.tar").unlink()
+    project.shard("g")
+    before = project.runs()
+    done = project.run()
+    assert "1 raw shard is gone" in done.stderr and "first what is due" not in done.stdout
+    assert project.runs() > before + 1
+
+
+def test_others_that_lost_more_than_is_allowed_now(project: Project) -> None:
+    project.shards("bcdef")
+    document, png = {"texts": ["x", None], "images": [None, "s.png"]}, picture(0)[1]
+    cut = ("s.png", png[: len(png) // 2])
+    make_tar(project.raw / "a.tar", [("s.json", document), cut, ("t.json", {"texts": ["y"]})])
+    assert project.run(MM_MAX_LOSS="0.9").returncode == 0
+    project.shard("g")
+    done = project.run(MM_MAX_LOSS="0.1")
+    assert done.returncode == 1
+    assert "lost more than MM_MAX_LOSS allows, 10%: a " in done.stdout
+
+
+def written(project: Project) -> dict[str, str]:
+    """The digests of what was written; the files of a cache that replaces another have names of chance."""
+    return {
+        re.sub(r"-\w+\.arrow$", ".arrow", path): digest
+        for path, digest in digests(project.storage).items()
+        if not (path.startswith("arrow_cache/") and path.endswith("/_metadata.json"))
+    }
+
+
+class _Changes:
+    """Random changes of raw shards and outputs; the same for the same seed."""
+
+    def __init__(self, project: Project, seed: int) -> None:
+        self._project, self._random = project, random.Random(seed)
+
+    def _write(self, name: str) -> None:
+        """A shard with samples that others may have, too, and a column that may be wider."""
+        draw = self._random
+        documents = [(f"{name}{number}.json", {"texts": [f"{draw.random()}"]}) for number in range(2)]
+        if draw.random() < 0.5:
+            documents.append(
+                (f"shared{draw.randrange(2)}.json", {"texts": ["x"], "n": draw.choice([1, 1.5])})
+            )
+        if draw.random() < 0.2:
+            documents.append(("bad.json", {"texts": 5}))
+        make_tar(self._project.raw / f"{name}.tar", documents)
+
+    def date(self, number: int) -> None:
+        """Give shards that were written just now a time, of which surveys tell."""
+        for path in self._project.raw.glob("*.tar"):
+            if path.stat().st_mtime > _DATES + 1e6:
+                os.utime(path, (_DATES + number, _DATES + number))
+
+    def first(self) -> None:
+        for name in SHARDS:
+            self._write(name)
+
+    def one(self) -> None:
+        draw = self._random
+        names = sorted(path.stem for path in self._project.raw.glob("*.tar"))
+        kind = draw.choice(["new", "changed", "changed", "removed", "damaged", "back"])
+        if kind == "new":
+            self._write(chr(ord("a") + len(names)))
+        elif kind == "changed":
+            self._write(draw.choice(names))
+        elif kind == "damaged":
+            self._project.broken(draw.choice(names))
+        elif kind == "back":
+            for name in names:
+                if (self._project.raw / f"{name}.tar").read_bytes().startswith(b"no tar"):
+                    self._write(name)
+        else:
+            name = draw.choice(names)
+            for folder, suffix in (("filtered", "parquet"), ("webdataset", "tar"), ("scores", "parquet")):
+                if draw.random() < 0.5:
+                    (self._project.storage / folder / f"{name}.{suffix}").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_is_as_runs_of_all_make_it(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    few, twin_home = 0, tmp_path / "twin" / "home"
+    twin_home.mkdir(parents=True)
+
+    def other(*_: object, **__: object) -> Look:
+        return Look()
+
+    twin = Project(tmp_path / "twin", quick_instance(twin_home))
+    ours, theirs = _Changes(project, seed), _Changes(twin, seed)
+    for number in range(8):
+        for changes in (ours, theirs):
+            changes.one() if number else changes.first()
+            changes.date(number)
+        done = project.run(MM_MAX_LOSS="0.7")
+        few += "first what is due" in done.stdout
+        with monkeypatch.context() as changed:
+            changed.setattr(headless_run, "look_at_all", other)
+            changed.setattr(headless_run, "_instance", lambda: nullcontext(twin.memory))
+            expected = twin.run(MM_MAX_LOSS="0.7")
+        assert done.returncode == expected.returncode, number
+        assert written(project) == written(twin), number
+    assert few
