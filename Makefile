@@ -15,7 +15,7 @@ BENCH ?= peer
 	touch $@
 
 demo: .venv/.made  ## example shards through the whole graph, and a table of what came out
-	$(BIN)/python -m mm_assets.demo
+	$(BIN)/python -m tools.demo
 
 demo-ray: .venv/.made  ## the demo on a Ray cluster of two nodes on this machine
 	$(BIN)/python -m tools.demo_ray
@@ -43,7 +43,7 @@ lint: .venv/.made  ## ruff, format, types
 check: lint test  ## lint and test
 
 ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:$(PORT)
-	eval "$$($(BIN)/python -m mm_assets.demo --exports)" && $(BIN)/mm-assets ui --port $(PORT)
+	eval "$$($(BIN)/python -m tools.demo --exports)" && $(BIN)/mm-assets ui --port $(PORT)
 
 # An environment of its own: pages are made from our sources as text, without the project's own packages.
 .venv-docs/.made: requirements-docs.lock

@@ -89,7 +89,7 @@ def _row(count: int, graph: Measurement, bare: Measurement) -> tuple[str, ...]:
 
 def small_shards(count: int) -> Path:
     """A folder of ``count`` shards to measure, and one more."""
-    from mm_assets.demo import make_shards
+    from tools.demo import make_shards
 
     folder = DATA / f"small-{count}x{_SAMPLES}"
     make_shards(folder, members=count - count // 2, pdf=count // 2 + 1, samples=_SAMPLES)

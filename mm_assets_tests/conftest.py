@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    if (demo := sys.modules.get("mm_assets.demo")) is not None:
+    if (demo := sys.modules.get("tools.demo")) is not None:
         demo._sample = functools.cache(demo._sample)  # to encode its pictures takes seconds
 
 

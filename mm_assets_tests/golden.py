@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.formats.hostile.cases import CASES
 from mm_assets_tests.formats.hostile.test_hostile import ingest
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.output_digests import digests
 from mm_assets_tests.graph.published import record_in
 from mm_assets_tests.quick_instance import quick_instance
+from tools.demo import make_shards
 
 FILE = Path(__file__).with_name("golden.json")
 _BOUNDS = {"MM_MIN_ASPECT_RATIO": "1", "MM_MAX_ASPECT_RATIO": "2", "MM_WORKERS": "2"}

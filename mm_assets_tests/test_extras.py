@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import mm_assets
-from mm_assets.demo import make_shards
 from mm_assets.model.errors import MissingExtra, explained
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.pdf.pdf_files import pdf
+from tools.demo import make_shards
 
 ROOT = Path(__file__).resolve().parents[1]
 LANCE = "Lance needs pylance: pip install 'mm-assets[lance]'"
@@ -104,7 +104,7 @@ def test_tables_of_others_name_their_library(
 
 def test_the_demo_names_the_extra_and_makes_nothing(tmp_path: Path) -> None:
     done = _run(
-        f"{BASE_ONLY} from mm_assets.demo import main; sys.exit(main())",
+        f"{BASE_ONLY} from tools.demo import main; sys.exit(main())",
         folder=tmp_path,
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"mm-assets: {GRAPH}\n")

@@ -11,11 +11,11 @@ import dagster as dg
 import pytest
 
 from mm_assets.definitions import build_definitions
-from mm_assets.demo import make_shards
 from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets.pool import WORKER_ENVIRONMENT
 from mm_assets_tests.cli.commands import REPOSITORY
+from tools.demo import make_shards
 
 FOR_OTHERS = {"alembic", "structlog", "rich", "pygments", "mako"}
 HEAVY = ("lance", "torch", "ray", "cv2", "pandas", "PIL")

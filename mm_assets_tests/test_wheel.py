@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mm_assets import __version__
-from mm_assets.demo import make_shards
 from mm_assets_tests.test_extras import GCS, GRAPH, LANCE, S3
+from tools.demo import make_shards
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from mm_assets.demo import main
 from mm_assets_tests.live.ray_nodes import ray_nodes
+from tools.demo import main
 
 
 def demo() -> int:

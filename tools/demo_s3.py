@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from mm_assets.demo import RAW, main, make_shards
 from mm_assets_tests.live.s3_server import s3_server
+from tools.demo import RAW, main, make_shards
 
 
 def demo() -> int:

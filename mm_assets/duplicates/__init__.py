@@ -215,20 +215,17 @@ _FIRSTS_AT_ONCE: Final = 8192
 _SLACK: Final = 1e-4  # single precision, whose sums depend on the machine: each is verified in double
 
 
-def near_vectors(
-    vectors: npt.NDArray[np.float32], rows: Integers, least: float, exact: int = EXACT_VECTORS
-) -> Pairs:
+def near_vectors(vectors: npt.NDArray[np.float32], rows: Integers, least: float) -> Pairs:
     """Return the pairs of vectors with at least this cosine; for each at most `LEADERS`, the preferred ones.
 
     Args:
         vectors: n x dimensions, of length 1; may be mapped from a file.
         rows: those that are compared, in the order of preference.
         least: 0 to 1.
-        exact: `EXACT_VECTORS`.
     """
     by_second = np.zeros(len(rows), np.int64)  # pairs of each
     found: list[Pairs] = []
-    if len(rows) <= exact:
+    if len(rows) <= EXACT_VECTORS:
         for first, second in _near_products(vectors, rows, least):
             near = _verified(vectors, rows, first, second, least)
             place = np.arange(len(near)) - np.searchsorted(near.second, near.second)

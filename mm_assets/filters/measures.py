@@ -18,7 +18,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -315,12 +315,8 @@ def _identify(text: str) -> tuple[str, float] | None:
 
 
 def _has_letters(text: str) -> bool:
-    found = 0
-    for character in filter(str.isalpha, text):
-        found += len(character.encode())
-        if found >= LETTERS:
-            return True
-    return False
+    first = islice(filter(str.isalpha, text), LETTERS)  # each has a byte at least
+    return len("".join(first).encode()) >= LETTERS
 
 
 @cache

@@ -3,9 +3,9 @@
 `FILTERS` is the only list of filters: graph, settings, `mm-assets convert` and ledger know them from it. A
 preset (`PRESETS`) is settings of filters that have a name together.
 
-* Filters of images: by the sides and their ratio, the bytes, and other bounds of one score each.
-* Filters of texts and of samples: by language, and by bounds of one score each. Those with a row in
-  `_OF_TEXTS` are there for both.
+* Filters by the bounds of one score are made of tables: `_OF_IMAGES`, `_COUNTS` of what samples have, and
+  `_OF_TEXTS` of texts and samples.
+* Others: by the shorter side and the ratio of sides, by language, and by repetition.
 """
 
 from __future__ import annotations
@@ -36,98 +36,13 @@ from mm_assets.filters.condition import ImageCondition, SampleCondition, TextCon
 from mm_assets.filters.contamination import ContaminatedImages, ContaminatedTexts
 from mm_assets.filters.duplicates import DuplicateDocuments, DuplicateImages
 from mm_assets.filters.id_list import DropIds, KeepIds
+from mm_assets.filters.measure import Score
 from mm_assets.filters.measures import LANGUAGES, MeasureSelection, selected_measures
 from mm_assets.filters.score_columns import looked_up
 from mm_assets.filters.scores import ImageScore, SampleScore
 from mm_assets.filters.texts import TextScore
 from mm_assets.model.errors import nearest
 from mm_assets.settings_file import listed, plugin_fault
-
-
-class ImageBounds(Bounds[ImageScore], ScoreFilter):
-    """Refuses images by the bounds of one score."""
-
-
-@dataclass(frozen=True)
-class ByteSizeFilter(ImageBounds):
-    """Refuses images whose file has too few or too many bytes."""
-
-    name = of = "byte_size"
-
-    least: int = minimum("byte_size", int, "least bytes of the images that are kept")
-    most: int = maximum("byte_size", int, "most bytes of the images that are kept")
-
-
-@dataclass(frozen=True)
-class LongerSideFilter(ImageBounds):
-    """Refuses images by the pixels of the longer side; `ImageSizeFilter` looks at the shorter one."""
-
-    name = of = "longer_side"
-
-    least: int = minimum("longer_side", int, "least pixels of the longer side of the images that are kept")
-    most: int = maximum("longer_side", int, "most pixels of the longer side of the images that are kept")
-
-
-@dataclass(frozen=True)
-class SharpnessFilter(ImageBounds):
-    """Refuses blurred images: those with little variance of the Laplacian, at native size."""
-
-    name = of = "sharpness"
-    scores = ("sharpness",)
-
-    least: float = minimum(
-        "sharpness", float, "least sharpness (variance of the Laplacian) of the images that are kept"
-    )
-    most: float = maximum("sharpness", float, "greatest sharpness of the images that are kept")
-
-
-@dataclass(frozen=True)
-class Sharpness512Filter(ImageBounds):
-    """Refuses blurred images by their sharpness when the longer side is scaled down to 512 pixels."""
-
-    name = of = "sharpness_512"
-    scores = ("sharpness_512",)
-
-    least: float = minimum(
-        "sharpness_512", float, "least sharpness at 512 pixels of the images that are kept"
-    )
-    most: float = maximum(
-        "sharpness_512", float, "greatest sharpness at 512 pixels of the images that are kept"
-    )
-
-
-@dataclass(frozen=True)
-class QrAreaFilter(ImageBounds):
-    """Refuses images that QR codes cover to a great part."""
-
-    name = of = "qr_area"
-    scores = ("qr_area",)
-
-    most: float = maximum("qr_area", float, "greatest share (0..1) of an image that QR codes may cover")
-
-
-@dataclass(frozen=True)
-class EntropyFilter(ImageBounds):
-    """Refuses images of few shades, such as blank pages and flat logos."""
-
-    name = of = "entropy"
-    scores = ("entropy",)
-
-    least: float = minimum("entropy", float, "least entropy (0..8 bits) of the images that are kept")
-    most: float = maximum("entropy", float, "greatest entropy of the images that are kept")
-
-
-@dataclass(frozen=True)
-class ClipSimilarityFilter(ImageBounds):
-    """Refuses images that fit none of the texts of their sample, by a CLIP model."""
-
-    name = of = "clip_similarity"
-    scores = ("clip_similarity",)
-
-    least: float = minimum(
-        "clip_similarity", float, "least similarity (cosine) of an image and the best text of its sample"
-    )
-
 
 _LANGUAGE, _PROBABILITY = "language", "language_probability"
 
@@ -239,71 +154,49 @@ class ImageSizeFilter(ScoreFilter):
         return min(score.width, score.height)
 
 
-class SampleBounds(Bounds[SampleScore], SampleFilter):
-    """Refuses samples by the bounds of one score."""
-
-
-@dataclass(frozen=True)
-class ImageCountFilter(SampleBounds):
-    """Refuses samples with too few or too many images, as the filters of images have left them."""
-
-    name = of = "images"
-
-    least: int = minimum("images", int, "least images of the samples that are kept")
-    most: int = maximum("images", int, "most images of the samples that are kept")
-
-
-@dataclass(frozen=True)
-class WordCountFilter(SampleBounds):
-    """Refuses samples with too few or too many words in all their texts."""
-
-    name = of = "words"
-
-    least: int = minimum("words", int, "least words of the samples that are kept")
-    most: int = maximum("words", int, "most words of the samples that are kept")
-
-
-@dataclass(frozen=True)
-class ImagesPerWordFilter(SampleBounds):
-    """Refuses samples by their images for each word; a sample without words counts as one of one word."""
-
-    name = of = "images_per_word"
-
-    least: float = minimum(
-        "images_per_word", float, "least images for each word of the samples that are kept"
-    )
-    most: float = maximum("images_per_word", float, "most images for each word of the samples that are kept")
-
-
-@dataclass(frozen=True)
-class RepetitionFilter(SampleBounds):
-    """Refuses samples whose texts repeat themselves."""
-
-    name = of = "repetition"
-    scores = ("repetition",)
-
-    most: float = maximum(
-        "repetition", float, "greatest share (0..1) of words in passages that occurred before in the sample"
-    )
+class ImageBounds(Bounds[ImageScore], ScoreFilter):
+    """Refuses images by the bounds of one score."""
 
 
 class TextBounds(Bounds[TextScore], TextFilter):
     """Refuses texts by the bounds of one score."""
 
 
+class SampleBounds(Bounds[SampleScore], SampleFilter):
+    """Refuses samples by the bounds of one score."""
+
+
 class _Quantity(NamedTuple):
-    """A score of texts and of samples that has filters of both."""
+    """A score that has filters of its bounds."""
 
     score: str
     kind: type
     what: str
     is_lower: bool = True
     is_upper: bool = False
-    of_both: bool = True
 
 
+_OF_IMAGES: Final = (
+    _Quantity("longer_side", int, "pixels of the longer side", True, True),
+    _Quantity("byte_size", int, "bytes", True, True),
+    _Quantity("sharpness", float, "sharpness (variance of the Laplacian)", True, True),
+    _Quantity("sharpness_512", float, "sharpness at 512 pixels", True, True),
+    _Quantity("qr_area", float, "share (0..1) that QR codes cover", False, True),
+    _Quantity("entropy", float, "entropy (0..8 bits)", True, True),  # blank pages and flat logos have little
+    _Quantity("clip_similarity", float, "similarity (cosine) to the best text of the sample"),
+)
+_WORDS: Final = _Quantity("words", int, "words", True, True)
+_COUNTS: Final = {
+    "ImageCountFilter": _Quantity("images", int, "images", True, True),
+    "TextCountFilter": _Quantity("texts", int, "texts", True, True),
+    "WordCountFilter": _WORDS,
+    "ImagesPerWordFilter": _Quantity("images_per_word", float, "images for each word", True, True),
+}
+"""By the names of their filters, quantities of what the filters of items have left of a sample.
+
+One without words counts as one of one word.
+"""
 _OF_TEXTS: Final = (
-    _Quantity("words", int, "words", True, True, of_both=False),
     _Quantity("characters", int, "characters", True, True),
     _Quantity("word_length", float, "mean characters of a word", True, True),
     _Quantity("lettered_words", float, "share (0..1) of words with a letter"),
@@ -317,46 +210,55 @@ _OF_TEXTS: Final = (
 )
 
 
-def _bounds(quantity: _Quantity, base: type[Bounds[Any]], prefix: str, one: str) -> type[Bounds[Any]]:
+def _bounds(
+    quantity: _Quantity, base: type[Bounds[Any]], kind: type[Score], label: str = ""
+) -> type[Bounds[Any]]:
     """Return the filter by the bounds of a quantity.
 
     Args:
-        prefix: begins its name, and those of its settings behind ``min_`` and ``max_``.
-        one: what it judges.
+        kind: what it judges.
+        label: name of the class; empty: by what it judges, unless that is images, and the score.
     """
-    name, kept = prefix + quantity.score, f"{quantity.what} of the {one}s that are kept"
+    score, one = quantity.score, kind.rows
+    name = f"text_{score}" if kind is TextScore else score
+    kept = f"{quantity.what} of the {one}s that are kept"
     fields: list[tuple[str, Any, Any]] = []
     if quantity.is_lower:
         fields.append(("least", quantity.kind, minimum(name, quantity.kind, f"least {kept}")))
     if quantity.is_upper:
-        fields.append(("most", quantity.kind, maximum(name, quantity.kind, f"greatest {kept}")))
-    label = "".join(part.title() for part in f"{one}_{quantity.score}_filter".split("_"))
+        most = "most" if quantity.kind is int else "greatest"
+        fields.append(("most", quantity.kind, maximum(name, quantity.kind, f"{most} {kept}")))
+    if not label:
+        words = f"{score}_filter" if kind is ImageScore else f"{one}_{score}_filter"
+        label = words.title().replace("_", "")
     namespace = {
         "__module__": __name__,
         "__doc__": f"Refuses {one}s by the {quantity.what}.",
         "name": name,
-        "of": quantity.score,
-        "scores": (quantity.score,) if base is TextBounds else SampleScore.needed(quantity.score),
+        "of": score,
+        "scores": (score,) if kind is TextScore else kind.needed(score),
     }
     made = make_dataclass(label, fields, bases=(base,), namespace=namespace, frozen=True)
     globals()[label] = made  # where pickle looks for it
     return made
 
 
-_TEXT_FILTERS = tuple(_bounds(quantity, TextBounds, "text_", "text") for quantity in _OF_TEXTS)
-_SAMPLE_FILTERS = tuple(
-    _bounds(quantity, SampleBounds, "", "sample") for quantity in _OF_TEXTS if quantity.of_both
-)
+_IMAGE_FILTERS = tuple(_bounds(quantity, ImageBounds, ImageScore) for quantity in _OF_IMAGES)
+_TEXT_FILTERS = tuple(_bounds(quantity, TextBounds, TextScore) for quantity in (_WORDS, *_OF_TEXTS))
+_COUNT_FILTERS = tuple(_bounds(known, SampleBounds, SampleScore, label) for label, known in _COUNTS.items())
+_SAMPLE_FILTERS = tuple(_bounds(quantity, SampleBounds, SampleScore) for quantity in _OF_TEXTS)
 
 
 @dataclass(frozen=True)
-class TextCountFilter(SampleBounds):
-    """Refuses samples with too few or too many texts, as the filters of texts have left them."""
+class RepetitionFilter(SampleBounds):
+    """Refuses samples whose texts repeat themselves."""
 
-    name = of = "texts"
+    name = of = "repetition"
+    scores = ("repetition",)
 
-    least: int = minimum("texts", int, "least texts of the samples that are kept")
-    most: int = maximum("texts", int, "most texts of the samples that are kept")
+    most: float = maximum(
+        "repetition", float, "greatest share (0..1) of words in passages that occurred before in the sample"
+    )
 
 
 NONE: Final = "none"
@@ -461,22 +363,13 @@ FILTERS: tuple[type[Filter[Any]], ...] = (
     ContaminatedTexts,
     AspectRatioFilter,
     ImageSizeFilter,
-    LongerSideFilter,
-    ByteSizeFilter,
-    SharpnessFilter,
-    Sharpness512Filter,
-    QrAreaFilter,
-    EntropyFilter,
-    ClipSimilarityFilter,
+    *_IMAGE_FILTERS,
     ImageCondition,
     DuplicateImages,
     *_TEXT_FILTERS,
     TextLanguageFilter,
     TextCondition,
-    ImageCountFilter,
-    TextCountFilter,
-    WordCountFilter,
-    ImagesPerWordFilter,
+    *_COUNT_FILTERS,
     *_SAMPLE_FILTERS,
     LanguageFilter,
     RepetitionFilter,

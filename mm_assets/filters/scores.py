@@ -4,7 +4,7 @@ A changed threshold is applied to them without reading an image or a text again.
 says, in the metadata of its field, which measure filled it, so that a new measure measures what is missing
 and no more.
 
-* Images: what the header says (`score_image`), and the values of measures, a row per image (`ImageScores`).
+* Images: what the header says (`score_rows`), and the values of measures, a row per image (`ImageScores`).
 * Samples: measurements of whole samples, mostly of their texts, a row per sample (`SampleScores`).
 """
 
@@ -187,11 +187,6 @@ def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]
     return [views[row] for row in rows]
 
 
-def score_image(data: memoryview | bytes | None) -> ImageScore:
-    """Measure one image from its header; nothing is decoded."""
-    return _scored(data, None, None, ())
-
-
 def score_rows(
     table: pa.Table,
     rows: Sequence[int],
@@ -239,7 +234,7 @@ def _with_derived(scores: list[ImageScore], measures: Iterable[ImageMeasure]) ->
 
 
 def _scored(
-    data: memoryview | bytes | None,
+    data: memoryview | None,
     info: ImageInfo | None,
     measurer: ImageMeasurer | None,
     texts: Sequence[str],
@@ -252,7 +247,7 @@ def _scored(
         return ImageScore(byte_size=len(data), error=unreadable_image(error).message)
     values = _NONE
     if measurer is not None:
-        values = measurer.measure(ImageContent(memoryview(data), info, MAX_PIXELS, texts))
+        values = measurer.measure(ImageContent(data, info, MAX_PIXELS, texts))
     return ImageScore(
         info.display_width, info.display_height, info.format, info.orientation, len(data), None, values
     )

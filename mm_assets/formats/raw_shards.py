@@ -42,7 +42,7 @@ from mm_assets.formats.partitions import (
     ref_path,
     root_of_locations,
 )
-from mm_assets.formats.pdf.address import PdfAddress, pdf_location
+from mm_assets.formats.pdf.shard import PdfAddress, pdf_location
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.webdataset import VIRTUAL_SCHEMES
 from mm_assets.formats.webdataset.folders import FolderAddress, folder_location

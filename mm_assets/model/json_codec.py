@@ -399,9 +399,9 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 _encoded_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def json_field(name: str, nullable: bool = True) -> pa.Field:
+def json_field(name: str) -> pa.Field:
     """Return a field whose column holds one JSON text per row."""
-    return pa.field(name, pa.string(), nullable=nullable, metadata=JSON_ENCODING)
+    return pa.field(name, pa.string(), metadata=JSON_ENCODING)
 
 
 is_json = is_json_text

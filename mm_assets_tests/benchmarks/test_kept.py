@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import project
 from benchmarks.kept import Kept, check_same, images_of, kept
-from mm_assets.demo import make_shards
+from tools.demo import make_shards
 
 
 @pytest.fixture(scope="module")

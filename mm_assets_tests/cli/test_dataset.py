@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets import Dataset, InterleavedBatch, PartitionsFailed, documents, read
-from mm_assets.demo import make_shards
 from mm_assets.formats.writer import PartitionsExist
 from mm_assets_tests.cli.commands import ok
 from mm_assets_tests.formats.raw_tars import make_tar
+from tools.demo import make_shards
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mm_assets.cli import COMMANDS, parser_of
-from mm_assets.demo import make_shards
 from mm_assets.formats.names import FORMATS
 from mm_assets.settings import LOG_LEVELS
 from mm_assets_tests.cli.commands import REPOSITORY, ok, refused, run
+from tools.demo import make_shards
 
 
 def test_examples_are_those_of_the_project(tmp_path: Path) -> None:

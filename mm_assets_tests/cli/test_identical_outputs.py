@@ -9,8 +9,8 @@ import lance
 import pytest
 
 from mm_assets.cli import main
-from mm_assets.demo import make_shards
 from mm_assets.formats.registry import FORMATS
+from tools.demo import make_shards
 
 WORKERS = {"alone": "1", "two": "2", "two again": "2"}
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from mm_assets import cli
-from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import (
     REPOSITORY,
     STILLBORN,
@@ -28,6 +27,7 @@ from mm_assets_tests.cli.commands import (
     run_process,
 )
 from mm_assets_tests.formats.raw_tars import make_tar
+from tools.demo import make_shards
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
 

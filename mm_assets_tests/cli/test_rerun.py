@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mm_assets.cli import main
-from mm_assets.demo import make_shards
 from mm_assets.storage.files import temporary_name
 from mm_assets_tests.formats.datasets import FORMATS
+from tools.demo import make_shards
 
 
 @pytest.fixture(autouse=True)

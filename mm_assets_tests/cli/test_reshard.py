@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import fine, only_line, run
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.training_set.sets import make_source, tree
+from tools.demo import make_shards
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from mm_assets.accounting.erasures import SAMPLE_ID, URL, DenyList, Entry, Erasu
 from mm_assets.accounting.needles import IMAGE, MEMBER, TEXT, Needles
 from mm_assets.accounting.scan import scan
 from mm_assets.accounting.traces import Found, find, without_shared
-from mm_assets.demo import make_shards
 from mm_assets_tests.accounting.test_scan import Here
 from mm_assets_tests.cli.commands import run
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 

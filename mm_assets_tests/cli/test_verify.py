@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from mm_assets.cli import main
-from mm_assets.demo import make_shards
 from mm_assets.formats.names import SHOWN
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.json_codec import json_field
@@ -28,6 +27,7 @@ from mm_assets_tests.formats.conformance.outputs import output
 from mm_assets_tests.formats.datasets import FORMATS, item, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
+from tools.demo import make_shards
 
 PNG = picture(0)[1]
 OTHER = PNG[:60] + b"other" + PNG[60:]

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.clients.environment import FORMATS, ROOT, clients_bin, convert, run
 from mm_assets_tests.formats.raw_tars import make_tar
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.clients
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.train import InterleavedDataset, Mixture
 from mm_assets_tests.clients.environment import ROOT, clients_bin, convert, run
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.clients
 

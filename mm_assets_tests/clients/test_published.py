@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import environment, run, run_process
 from mm_assets_tests.clients.environment import open_with
 from mm_assets_tests.live.browser import screenshot
 from mm_assets_tests.live.hub_stand_in import hub_stand_in
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.clients
 

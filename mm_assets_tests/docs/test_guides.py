@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image
 
-from mm_assets.demo import make_shards
 from mm_assets.storage.listing import LEDGER_BESIDE
 from mm_assets_tests.cli.commands import REPOSITORY, environment
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.published import account, lost_items, record_in
+from tools.demo import make_shards
 
 GUIDES = REPOSITORY / "docs" / "guides"
 
@@ -39,7 +39,7 @@ def _install(page: str, folder: Path) -> None:
 
 def _run(script: str, folder: Path, **variables: str) -> str:
     """Run lines of a shell, as in a terminal in which the project is installed."""
-    tools = {"mm-assets": "-m mm_assets.cli", "make": "-m mm_assets.demo"}
+    tools = {"mm-assets": "-m mm_assets.cli", "make": "-m tools.demo"}
     functions = "".join(f'{tool}() {{ "{sys.executable}" {run}; }}\n' for tool, run in tools.items())
     functions = functions.replace("mm_assets.cli;", 'mm_assets.cli "$@";')
     done = subprocess.run(

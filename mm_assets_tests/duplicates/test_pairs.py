@@ -143,7 +143,10 @@ def planted_vectors(seed: int, kinds: int, of_each: int, spread: float) -> npt.N
 
 
 @pytest.mark.parametrize(("exact", "least_recall"), [(10**6, 1.0), (0, 0.99)])
-def test_vectors_are_found_as_by_brute_force(exact: int, least_recall: float) -> None:
+def test_vectors_are_found_as_by_brute_force(
+    exact: int, least_recall: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "EXACT_VECTORS", exact)
     vectors = planted_vectors(1, 800, 4, 0.2)
     rows = np.random.default_rng(2).permutation(len(vectors))[:3000]
     cosines = (vectors[rows].astype(np.float64) @ vectors[rows].T.astype(np.float64)).astype(np.float32)
@@ -151,11 +154,11 @@ def test_vectors_are_found_as_by_brute_force(exact: int, least_recall: float) ->
         (int(a), int(b)) for a, b in zip(*np.nonzero(cosines >= np.float32(0.95)), strict=True) if a < b
     }
     assert len(expected) > 1000
-    pairs = near_vectors(vectors, rows, 0.95, exact)
+    pairs = near_vectors(vectors, rows, 0.95)
     found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
     assert found <= expected and len(found) >= least_recall * len(expected)
     assert np.allclose(pairs.measure, cosines[pairs.first, pairs.second])
-    again = near_vectors(vectors, rows, 0.95, exact)
+    again = near_vectors(vectors, rows, 0.95)
     assert again.first.tolist() == pairs.first.tolist() and again.measure.tolist() == pairs.measure.tolist()
 
 

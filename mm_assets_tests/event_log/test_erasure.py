@@ -25,12 +25,12 @@ from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster._core.test_utils import create_run_for_test
 
 from mm_assets.accounting.needles import Needles
-from mm_assets.demo import make_shards
 from mm_assets.event_log import erasure
 from mm_assets.event_log.erasure import VacuumBlocked, erase_events, event_texts
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import run_view, view
 from mm_assets_tests.graph.deployment import FILTERED, Deployment
+from tools.demo import make_shards
 
 SECRET = 'a text of "Größe" that must go, <b>all</b> of it'
 URL = "https://example.org/of/somebody?who=they&what=image.jpg"

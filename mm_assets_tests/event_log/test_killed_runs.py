@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import ASSETS, view
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.live.killing import RunServer
+from tools.demo import make_shards
 
 KILLS = int(os.environ.get("TEST_KILLS", "1"))
 # Those of `RunServer`.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import run_view, view
 from mm_assets_tests.graph.deployment import FILTERED, Deployment
+from tools.demo import make_shards
 
 SETTINGS = {"MM_WORKERS": "2", "MM_MIN_ASPECT_RATIO": "1.0", "MM_MAX_ASPECT_RATIO": "2.0"}
 

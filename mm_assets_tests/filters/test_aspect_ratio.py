@@ -13,7 +13,7 @@ from PIL import Image
 
 from mm_assets.filters.chain import FilterChain
 from mm_assets.filters.registry import AspectRatioFilter
-from mm_assets.filters.scores import SCORES_SCHEMA, ImageScores, score_image, score_table
+from mm_assets.filters.scores import SCORES_SCHEMA, ImageScores, score_rows, score_table
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.losses import with_errors
 from mm_assets_tests.formats.datasets import batch_of, item
@@ -153,7 +153,8 @@ def test_score_table() -> None:
 
 
 def test_a_ratio_needs_no_pixels() -> None:
-    assert score_image(memoryview(image(30, 20, "PNG")[:60])).aspect_ratio == 1.5
+    (score,) = score_rows(batch(image(30, 20, "PNG")[:60]).data, [2])
+    assert score.aspect_ratio == 1.5
 
 
 def test_with_errors_keeps_the_column_type() -> None:

@@ -15,11 +15,11 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.raw_shards import RawReader
 from mm_assets.formats.tar import spool
 from mm_assets.formats.tar.spool import Download, KeptCopies, keep_copies
 from mm_assets.storage.temporary import TemporaryFolder
+from tools.demo import make_shards
 
 
 class _File(AbstractBufferedFile):

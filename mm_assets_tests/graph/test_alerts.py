@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mm_assets.automation.alerts.tick import State, tick
 from mm_assets.definitions import build_definitions
-from mm_assets.demo import make_shards
 from mm_assets.settings import Settings
 from mm_assets_tests.automation.alerts.receivers import webhook
 from mm_assets_tests.graph.deployment import Deployment
+from tools.demo import make_shards
 
 
 def test_a_shard_over_max_loss_is_told_once_and_shares_are_known(

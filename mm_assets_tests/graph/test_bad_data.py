@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.definitions import build_definitions
-from mm_assets.demo import make_shards
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.formats.images.test_opening import REFUSED
 from mm_assets_tests.graph.deployment import CURATED, Deployment, failed_checks, materialized, write_tar
+from tools.demo import make_shards
 
 Deploy = Callable[..., Deployment]
 

@@ -12,7 +12,6 @@ import pytest
 
 from mm_assets.accounting import REFERRED
 from mm_assets.accounting.accounts import Ledger
-from mm_assets.demo import make_shards
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
@@ -20,6 +19,7 @@ from mm_assets_tests.graph.commands import ok, run
 from mm_assets_tests.graph.deployment import Deployment, materialized
 from mm_assets_tests.graph.output_digests import digests
 from mm_assets_tests.quick_instance import quick_instance
+from tools.demo import make_shards
 
 SETTINGS = {"MM_WORKERS": "1", "MM_MIN_ASPECT_RATIO": "0.9", "MM_FILTERED": "reference"}
 # Of filtered Parquet the bytes differ, and what its record notes of them.

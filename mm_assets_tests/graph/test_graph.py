@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
 
-from mm_assets.demo import make_shards
 from mm_assets.filters.registry import AspectRatioFilter
 from mm_assets.formats.arrow_cache.reader_writer import InterleavedArrowCacheReader
 from mm_assets.formats.reader import InterleavedReader
@@ -24,6 +23,7 @@ from mm_assets.interleaved import (
 )
 from mm_assets_tests.graph.deployment import ASSETS, FILTERED, Deployment, failed_checks, materialized
 from mm_assets_tests.quick_instance import quick_instance
+from tools.demo import make_shards
 
 Deploy = Callable[..., Deployment]
 

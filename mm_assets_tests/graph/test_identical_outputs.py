@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.output_digests import FOLDERS, digests
 from mm_assets_tests.quick_instance import quick_instance
+from tools.demo import make_shards
 
 
 def test_one_worker_and_two_write_the_same(tmp_path: Path) -> None:

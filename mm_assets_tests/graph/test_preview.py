@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.settings import Settings
 from mm_assets.view import INLINE
@@ -26,6 +25,7 @@ from mm_assets_tests.graph.commands import run
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.published import lost_items
 from mm_assets_tests.quick_instance import quick_instance
+from tools.demo import make_shards
 
 BOUNDS = {"MM_MAX_ASPECT_RATIO": "2", "MM_MIN_BYTE_SIZE": "6000"}
 SETS = {

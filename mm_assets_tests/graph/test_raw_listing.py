@@ -11,7 +11,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.graph.deployment import (
     ASSETS,
     CURATED,
@@ -21,6 +20,7 @@ from mm_assets_tests.graph.deployment import (
     materialized,
     write_tar,
 )
+from tools.demo import make_shards
 
 Deploy = Callable[..., Deployment]
 

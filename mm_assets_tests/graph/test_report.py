@@ -17,7 +17,6 @@ from PIL import Image
 
 from mm_assets.automation import sensors
 from mm_assets.automation.sensors import report_event, report_sensor
-from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import SHARDS
 from mm_assets.graph.raw import RawShards
 from mm_assets.graph.resources import MaintainedStorage
@@ -26,6 +25,7 @@ from mm_assets.view.overview import Measures, measure
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.graph.published import table
 from mm_assets_tests.quick_instance import quick_instance
+from tools.demo import make_shards
 
 PICTURE = re.compile(r"!\[\]\(data:image/webp;base64,([A-Za-z0-9+/=]+)\)")
 

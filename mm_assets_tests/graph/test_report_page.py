@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mm_assets.demo import make_shards
 from mm_assets.filters.clip import ClipEmbedding
 from mm_assets.filters.measure import column_of
 from mm_assets.view import report as report_module
@@ -30,6 +29,7 @@ from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
 from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.quick_instance import quick_instance
+from tools.demo import make_shards
 
 HOST = "<script>alert(1).example"
 SETTINGS = {

@@ -16,7 +16,6 @@ import pytest
 from dagster._utils.error import SerializableErrorInfo
 
 from mm_assets.definitions import build_definitions
-from mm_assets.demo import demo_thresholds, make_shards
 from mm_assets.graph.instance_queries import failing_shards
 from mm_assets.headless.instance import was_interrupted
 from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run, run_process
@@ -24,13 +23,14 @@ from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.deployment import Loading
 from mm_assets_tests.headless.conftest import Project
+from tools.demo import demo_thresholds, make_shards
 
 ROOT = Path(__file__).parents[2]
 
 
 def demo(folder: Path, locations: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """`make demo` over these raw shards, with the outputs in a folder's ``storage``."""
-    return run_process(module="mm_assets.demo", cwd=folder, env={**_settings(folder, locations), **variables})
+    return run_process(module="tools.demo", cwd=folder, env={**_settings(folder, locations), **variables})
 
 
 def _settings(folder: Path, locations: str) -> dict[str, str]:
@@ -45,11 +45,11 @@ def run_over(folder: Path, locations: str, **variables: str) -> "subprocess.Comp
 
 def test_the_demo_prints_its_thresholds_for_make_ui(tmp_path: Path) -> None:
     """And makes nothing: the shell evaluates all that it prints."""
-    done = run_process("--exports", module="mm_assets.demo", cwd=tmp_path, env={"MM_RAW_SHARDS": None})
+    done = run_process("--exports", module="tools.demo", cwd=tmp_path, env={"MM_RAW_SHARDS": None})
     assert done.stdout == "export MM_MIN_ASPECT_RATIO=1.0\nexport MM_MAX_ASPECT_RATIO=2.0\n"
     assert list(tmp_path.iterdir()) == []
     shown = subprocess.run(["make", "-n", "ui"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "-m mm_assets.demo --exports)" in shown
+    assert "-m tools.demo --exports)" in shown
 
 
 def test_a_bad_line_of_a_hash_list_is_refused_before_anything_is_made(
@@ -239,7 +239,7 @@ def test_a_storage_that_is_closed_is_one_line(tmp_path: Path) -> None:
     make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
     (tmp_path / "closed").mkdir(mode=0o555)
     given = {**_settings(tmp_path, str(tmp_path / "raw")), "MM_STORAGE": str(tmp_path / "closed")}
-    done = run_process(module="mm_assets.demo", env=given, cwd=tmp_path, as_user=True)
+    done = run_process(module="tools.demo", env=given, cwd=tmp_path, as_user=True)
     assert only_line(done).startswith(f"{tmp_path}/closed: permission denied")
 
 
@@ -328,7 +328,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_process(tmp_path: Path, moment: 
     condition = "True" if moment == "in the run" else "False"
     (tmp_path / "sitecustomize.py").write_text(
         f"import os, sys\nif {condition} and '--multiprocessing-fork' in sys.orig_argv:\n    {wait}\n"
-        f"if not {condition} and sys.orig_argv[-1] == 'mm_assets.demo':\n    import threading\n"
+        f"if not {condition} and sys.orig_argv[-1] == 'tools.demo':\n    import threading\n"
         f"    def watch():\n        while 'dagster' not in sys.modules: pass\n        "
         f"open({str(note)!r}, 'w').write('')\n"
         "    threading.Thread(target=watch, daemon=True).start()\n"
@@ -337,7 +337,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_process(tmp_path: Path, moment: 
     shutil.copyfile(ROOT / "dagster.yaml", tmp_path / "dagster.yaml")
     folders = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage")}
     variables = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", **folders)
-    command = [sys.executable, "-m", "mm_assets.demo"]
+    command = [sys.executable, "-m", "tools.demo"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

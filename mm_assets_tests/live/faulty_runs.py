@@ -18,12 +18,12 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.storage import storage_options_from_env
 from mm_assets_tests.cli.commands import run_process
 from mm_assets_tests.live.faulty_proxy import Faults, FaultyProxy, faulty_proxy
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 # Files that say when they were made, or name others that have random names: only their names are compared.
 _OF_THE_MOMENT = re.compile(

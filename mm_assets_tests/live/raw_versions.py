@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from mm_assets.demo import make_shards
+from tools.demo import make_shards
 
 SHARDS = ["bad", "emptied", "mended", "noise-0", "noise-1", "pdf-00000"]
 KEEPER = "noise-0"  # the first to have a sample id that others have, and the only one whose field `n` is text

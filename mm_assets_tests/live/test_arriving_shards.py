@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.graph.instance_queries import STARTED_BY
 from mm_assets_tests.automation.alerts.receivers import webhook
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, ended
 from mm_assets_tests.live.daemon import wait_for
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.live, pytest.mark.clients]
 

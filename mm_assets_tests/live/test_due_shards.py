@@ -12,10 +12,10 @@ from contextlib import suppress
 import dagster as dg
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, backfills
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.live
 

@@ -17,11 +17,11 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.browser import screenshot
 from mm_assets_tests.live.daemon import DagsterDev, wait_for
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.live
 

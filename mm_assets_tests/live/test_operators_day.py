@@ -22,7 +22,6 @@ import pytest
 from dagster._core.execution.backfill import PartitionBackfill
 
 from mm_assets.automation.backfills import unfinished_backfills
-from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import SHARDS, keys_of_run, unfinished_runs
 from mm_assets.graph.instance_queries import STARTED_BY
 from mm_assets.graph.io_manager import LANDED
@@ -30,6 +29,7 @@ from mm_assets_tests.automation.alerts.receivers import Webhook, webhook
 from mm_assets_tests.graph.deployment import ASSETS, Deployment
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, ended_ticks
 from mm_assets_tests.live.daemon import PAUSE, DagsterDev, wait_for
+from tools.demo import make_shards
 
 T = TypeVar("T")
 LONG = "TEST_DAY_TICKS" in os.environ

@@ -15,7 +15,6 @@ import dagster as dg
 import pytest
 from dagster._core.run_coordinator import QueuedRunCoordinator
 
-from mm_assets.demo import make_shards
 from mm_assets.event_log.postgres import BatchedPostgresEventLogStorage
 from mm_assets.graph.dagster_internals import LANCE_POOL
 from mm_assets_tests.graph.deployment import ASSETS
@@ -23,6 +22,7 @@ from mm_assets_tests.live.daemon import wait_for
 from mm_assets_tests.live.s3_server import S3Server
 from mm_assets_tests.live.services import Services
 from mm_assets_tests.postgres_server import PostgresServer
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.live, pytest.mark.clients]
 

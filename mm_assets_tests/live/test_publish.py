@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.storage.small_files import unseal
 from mm_assets_tests.cli.commands import environment, run, run_process
 from mm_assets_tests.live.hub_stand_in import LFS_SUFFIXES, HubStandIn, hub_stand_in
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.live
 NAME = "hf://datasets/user/set"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.pool import WorkerFailure
 from mm_assets.pool.ray import RayClusterError, RayPool
@@ -23,6 +22,7 @@ from mm_assets_tests.live.headless_process import start, told_by
 from mm_assets_tests.live.ray_nodes import RayNodes, ray_nodes
 from mm_assets_tests.training_set.sets import make_source, tree
 from mm_assets_tests.worker_jobs import RefusesPickling, act
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.live
 

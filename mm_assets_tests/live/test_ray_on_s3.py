@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.lance.reader_writer import lance_options
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.cli.commands import run
@@ -17,6 +16,7 @@ from mm_assets_tests.live.daemon import wait_for
 from mm_assets_tests.live.headless_process import start
 from mm_assets_tests.live.ray_nodes import RayNodes, ray_nodes
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.live, pytest.mark.clients]
 

@@ -10,13 +10,13 @@ import pytest
 from mm_assets.accounting.erasures import ErasureStore
 from mm_assets.accounting.needles import Needles
 from mm_assets.accounting.scan import scan
-from mm_assets.demo import make_shards
 from mm_assets.pool.workers import WorkerPool
 from mm_assets.storage import storage_options_from_env
 from mm_assets_tests.cli import commands
 from mm_assets_tests.formats.brute_force import files_with, versions_with
 from mm_assets_tests.formats.raw_tars import tar_members
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 

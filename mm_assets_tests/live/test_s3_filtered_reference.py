@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.cli import commands
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 

@@ -9,7 +9,6 @@ import lance
 import pyarrow as pa
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.registry import reader_for
 from mm_assets.storage import storage_options_from_env
 from mm_assets.versions.tagging import Manifest
@@ -17,6 +16,7 @@ from mm_assets_tests.cli import commands
 from mm_assets_tests.graph.conftest import deploy  # noqa: F401 (a fixture)
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 

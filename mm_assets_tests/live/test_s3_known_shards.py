@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.live.faulty_proxy import faulty_proxy
 from mm_assets_tests.live.s3_server import S3Server
 from mm_assets_tests.warm_workers import warm_workers
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.clients
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import only_line, run, run_process
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 

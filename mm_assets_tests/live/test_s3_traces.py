@@ -10,10 +10,10 @@ import pytest
 from mm_assets.accounting.erasures import DenyList, Entry, Erasure
 from mm_assets.accounting.scan import scan
 from mm_assets.accounting.traces import find, stale_outputs, without_shared
-from mm_assets.demo import make_shards
 from mm_assets_tests.accounting.test_scan import Here
 from mm_assets_tests.cli.commands import run
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 

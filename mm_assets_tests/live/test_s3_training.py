@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.train import InterleavedDataset
 from mm_assets_tests.cli import commands
 from mm_assets_tests.live.s3_server import S3Server
+from tools.demo import make_shards
 
 pytestmark = [pytest.mark.clients, pytest.mark.usefixtures("shared_workers")]
 

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import run, run_process
 from mm_assets_tests.live.store_emulators import AZURITE, StoreEmulator, azure_emulator, google_emulator
 from mm_assets_tests.warm_workers import warm_workers
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.clients
 

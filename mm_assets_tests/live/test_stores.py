@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets_tests.cli.commands import only_line, run
 from mm_assets_tests.live.s3_server import REGION, S3Server, s3_server
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.clients
 

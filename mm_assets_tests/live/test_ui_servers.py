@@ -16,12 +16,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.demo import make_shards
 from mm_assets.graph.dagster_internals import LANCE_POOL
 from mm_assets_tests.cli.commands import only_line, run_process
 from mm_assets_tests.deploy.recipe import compose, environment
 from mm_assets_tests.free_port import free_port
 from mm_assets_tests.live.daemon import REPOSITORY, DagsterDev, is_running, wait_for
+from tools.demo import make_shards
 
 pytestmark = pytest.mark.live
 

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets import InterleavedWebdatasetReader, materialize
-from mm_assets.demo import make_shards
 from mm_assets.formats.names import FORMATS
 from mm_assets_tests.cli.commands import run
+from tools.demo import make_shards
 
 SECRETS = re.compile(rb"S3cretPW|S3cretSignature|S3cretKey|bWU6UzNjcmV0UFc")  # the last: as a header has it
 SIGNATURE = "X-Amz-Credential=S3cretKey%2Fus&X-Amz-Signature=S3cretSignature"

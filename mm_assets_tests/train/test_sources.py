@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, reject, settings
 from PIL import Image
 
-from mm_assets.demo import make_shards
 from mm_assets.formats.names import format_of
 from mm_assets.model.errors import DataError, MmAssetsError
 from mm_assets.model.json_codec import json_field
@@ -31,6 +30,7 @@ from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.odd_samples import hostile
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.training_set.sets import Here, make_source, source, training_set
+from tools.demo import make_shards
 
 FORMATS = ("webdataset", "parquet", "lance", "arrow_cache")
 

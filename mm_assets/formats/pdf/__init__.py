@@ -3,6 +3,7 @@
 They are a file system, ``pdf://``. Here is what its processes have in common.
 
 * `Limits`: what one PDF may take. Errors of reading a PDF, and of the processes that do it.
+* `packed`: how a message between these processes begins.
 * `Item` is what a PDF has: texts and pictures, each with its place. `Frame` turns a PDF's coordinates to
   those of the page as it is shown.
 * `blocks_of` puts pieces in reading order by simple geometry: columns, then top to bottom. It knows boxes and
@@ -11,12 +12,14 @@ They are a file system, ``pdf://``. Here is what its processes have in common.
 
 from __future__ import annotations
 
+import json
 import math
 import signal
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mm_assets.formats.tar import FileRange
 from mm_assets.model.errors import DataError, Fault, MmAssetsError
@@ -34,6 +37,7 @@ SILENT_SECONDS = 600.0  # of the clock: ten times a page, for machines that have
 
 MAX_PAGES = 10_000
 MAX_ITEMS = 100_000
+MAX_TEXT = 64 << 20  # characters of all texts of a document
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,20 @@ def died_of(code: int, output: str) -> ProcessLost | PdfProcessError:
         )
     cause = f"signal {-code}" if code < 0 else f"exit status {code}"
     return PdfProcessError(f"the process that reads PDFs has ended: {output or cause}")
+
+
+HEAD = struct.Struct(">II")  # bytes of the JSON, bytes behind it
+MAX_HEADER = 1 << 16
+MAX_DESCRIPTION = 64 << 20  # bytes of JSON: title, author and the sizes of all pages
+MAX_WORDS = 1 << 16  # bytes of a reason or a fault
+
+Header = dict[str, Any]
+
+
+def packed(header: Header, size: int) -> bytes:
+    """Return the beginning of a message that ``size`` bytes follow."""
+    text = json.dumps(header).encode()
+    return HEAD.pack(len(text), size) + text
 
 
 _DIGITS = 4  # of a share of the page: 0.06 points of a page of 600

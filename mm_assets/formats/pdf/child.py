@@ -25,15 +25,27 @@ import math
 import resource
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
-from mm_assets.formats.pdf import Frame, Item, Limits, Picture, Piece, UnreadablePdf, blocks_of
+from mm_assets.formats.pdf import (
+    HEAD,
+    MAX_DESCRIPTION,
+    MAX_WORDS,
+    Frame,
+    Header,
+    Item,
+    Limits,
+    Picture,
+    Piece,
+    UnreadablePdf,
+    blocks_of,
+    packed,
+)
 from mm_assets.formats.pdf.page_content import Crops, DrawnImages, images_on, picture_of, pieces_of
 from mm_assets.model.errors import Fault, ImageError, unreadable_image
 
@@ -193,20 +205,6 @@ def open_page(document: PdfDocument, number: int) -> Iterator[tuple[PdfPage, Fra
         yield page, frame
     finally:
         page.close()
-
-
-HEAD = struct.Struct(">II")  # bytes of the JSON, bytes behind it
-MAX_HEADER = 1 << 16
-MAX_DESCRIPTION = 64 << 20  # bytes of JSON: title, author and the sizes of all pages
-MAX_WORDS = 1 << 16  # bytes of a reason or a fault
-
-Header = dict[str, Any]
-
-
-def packed(header: Header, size: int) -> bytes:
-    """Return the beginning of a message that ``size`` bytes follow."""
-    text = json.dumps(header).encode()
-    return HEAD.pack(len(text), size) + text
 
 
 class ChildEnd:

@@ -23,9 +23,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from mm_assets.formats.pdf import (
+    HEAD,
+    MAX_DESCRIPTION,
+    MAX_HEADER,
+    MAX_TEXT,
+    MAX_WORDS,
+    Header,
     Item,
     Limits,
     PdfProcessError,
@@ -35,8 +41,8 @@ from mm_assets.formats.pdf import (
     died_of,
     nonsense,
     out_of_memory,
+    packed,
 )
-from mm_assets.formats.pdf.child import HEAD, MAX_DESCRIPTION, MAX_HEADER, MAX_WORDS, Header, packed
 from mm_assets.formats.tar import FileRange
 from mm_assets.model.errors import ITEM_FAULTS, Fault, require
 
@@ -261,13 +267,43 @@ def _start(connection: socket.socket, stderr: int, limits: Limits) -> subprocess
     )
 
 
-MAX_TEXT = 64 << 20  # characters of all texts of a document
 _MOST_BYTES = 4  # of a character
 _SUFFIXES = ("jpg", "png")
 _LARGEST = 1_000_000_000  # of coordinates, in points or shares of a page, and of numbers of items
 
 Keep = Callable[[int, Iterator[bytes]], FileRange]
 """What takes the size and the bytes of a picture, and says where they are."""
+
+
+MAX_IMAGE_BYTES = 1 << 30  # of all images of a document
+
+
+class Scratch:
+    """A temporary file for the images of one PDF at a time, so that they are not held in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size = 0
+
+    def clear(self) -> None:
+        """Forget all bytes."""
+        self._file.truncate(0)
+        self._size = 0
+
+    def add(self, size: int, chunks: Iterator[bytes]) -> FileRange:
+        """Take the ``size`` bytes of an image, in pieces, and return where they are now.
+
+        Raises:
+            UnreadablePdf: the images of the document are too large together.
+        """
+        if self._size + size > MAX_IMAGE_BYTES:
+            raise UnreadablePdf(f"its images take more than {MAX_IMAGE_BYTES} bytes")
+        self._file.seek(self._size)
+        for chunk in chunks:
+            self._file.write(chunk)
+        self._file.flush()
+        self._size += size
+        return FileRange(self._file.fileno(), self._size - size, size)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,6 @@ def local_tar(
     name: str,
     *,
     max_bytes: int | None = None,
-    temporary_folder: str | None = None,
     damaged: list[TarDamage] | None = None,
 ) -> Iterator[int]:
     """Open a read-only descriptor of an uncompressed tar, closed at the end of the block.
@@ -93,7 +92,6 @@ def local_tar(
             to its end and left open.
         name: Name of the tar in errors.
         max_bytes: Limit of the temporary file.
-        temporary_folder: Folder of the temporary file; the system's default if None.
         damaged: A list that receives the error instead of raising it. The descriptor then has all bytes that
             can still be trusted: everything up to a cut; else the gzip members before the one whose checksum
             fails; nothing of a file that is too large.
@@ -103,12 +101,12 @@ def local_tar(
         TarDamage: The gzip data is cut or corrupt, anything but zeros follows its last member, it unpacks to
             more than ``max_bytes``, or files of a zip cannot be read (``damaged`` has all others).
     """
-    with _unpacked(source, name, max_bytes, temporary_folder, damaged) as fd:
+    with _unpacked(source, name, max_bytes, damaged) as fd:
         if not is_zip(name) or os.pread(fd, len(_ZIPS[0]), 0) not in _ZIPS:
             yield fd
             return
-        with tempfile.TemporaryFile(prefix="mm-assets-", dir=temporary_folder) as tar:
-            with located(temporary_folder or temporary_place()):
+        with tempfile.TemporaryFile(prefix="mm-assets-") as tar:
+            with located(temporary_place()):
                 problem = _tar_of_zip(fd, name, tar, max_bytes)
                 tar.flush()
             if problem is not None and damaged is None:
@@ -123,7 +121,6 @@ def _unpacked(
     source: str | os.PathLike[str] | IO[bytes],
     name: str,
     max_bytes: int | None,
-    temporary_folder: str | None,
     damaged: list[TarDamage] | None,
 ) -> Iterator[int]:
     """Open a descriptor of a tar or zip, as `local_tar`."""
@@ -131,7 +128,7 @@ def _unpacked(
         if (descriptor := plain_descriptor(source)) is not None:
             yield descriptor
             return
-        with _spooled(source, name, max_bytes, temporary_folder, damaged) as fd:
+        with _spooled(source, name, max_bytes, damaged) as fd:
             yield fd
         return
     with open(regular_file(os.fspath(source)), "rb", buffering=0) as file:
@@ -139,7 +136,7 @@ def _unpacked(
         if os.pread(fd, len(_GZIP), 0) != _GZIP:
             yield fd
         else:
-            with _spooled(file, name, max_bytes, temporary_folder, damaged) as spooled:
+            with _spooled(file, name, max_bytes, damaged) as spooled:
                 yield spooled
 
 
@@ -224,9 +221,9 @@ def plain_descriptor(stream: IO[bytes]) -> int | None:
 
 @contextmanager
 def _spooled(
-    stream: IO[bytes], name: str, max_bytes: int | None, folder: str | None, damaged: list[TarDamage] | None
+    stream: IO[bytes], name: str, max_bytes: int | None, damaged: list[TarDamage] | None
 ) -> Iterator[int]:
-    with tempfile.TemporaryFile(buffering=0, prefix="mm-assets-", dir=folder) as file:
+    with tempfile.TemporaryFile(buffering=0, prefix="mm-assets-") as file:
         total = checked = 0
         try:
             for block in _plain_blocks(stream, name):
@@ -239,7 +236,7 @@ def _spooled(
                         f"{name}: unpacks to more than {max_bytes} bytes, {_WHY_LIMITED}", max_bytes
                     )
                 view = memoryview(block)
-                with located(folder or temporary_place()):
+                with located(temporary_place()):
                     while view:
                         view = view[file.write(view) :]
         except TarDamage as error:

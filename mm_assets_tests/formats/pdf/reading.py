@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.pdf import Limits
-from mm_assets.formats.pdf.address import PdfAddress
-from mm_assets.formats.pdf.shard import write_shard
+from mm_assets.formats.pdf.shard import PdfAddress, write_shard
 from mm_assets.model.losses import Loss
 from mm_assets_tests.formats.datasets import raw_streams
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mm_assets.formats.materialize import materialize_table
 from mm_assets.formats.pdf import page_content
-from mm_assets.formats.pdf.address import PdfAddress
+from mm_assets.formats.pdf.shard import PdfAddress
 from mm_assets.model.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.formats.pdf.pdf_files import (
     Page,

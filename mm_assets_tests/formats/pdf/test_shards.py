@@ -15,8 +15,8 @@ import pytest
 from fsspec.spec import AbstractFileSystem
 
 from mm_assets.accounting.survey import survey_shard
-from mm_assets.formats.pdf import shard as file_system
-from mm_assets.formats.pdf import shard as sample
+from mm_assets.formats.pdf import process
+from mm_assets.formats.pdf import shard as pdf_shard
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.formats.webdataset import RawLayout
 from mm_assets_tests.formats.pdf.pdf_files import Page, encrypted, jpeg, jpeg_picture, lines, pdf, text
@@ -126,7 +126,7 @@ def test_a_shard_is_new_when_a_file_a_block_file_or_the_revision_is(
         change()
         seen.append(_shards(locations))
         assert [key for key in seen[-1] if seen[-1][key] != seen[-2][key]] == [shard]
-    monkeypatch.setattr(file_system, "_REVISION", "other")
+    monkeypatch.setattr(pdf_shard, "_REVISION", "other")
     assert not set(_shards(locations).values()) & set(seen[-1].values())
 
 
@@ -179,8 +179,8 @@ def test_of_two_pdfs_of_one_name_the_first_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "limit", "value", "says"),
     [
-        (sample, "MAX_TEXT", 10, "more than 10 characters of text"),
-        (sample, "MAX_IMAGE_BYTES", 100, "its images take more than 100 bytes"),
+        (pdf_shard, "MAX_TEXT", 10, "more than 10 characters of text"),
+        (process, "MAX_IMAGE_BYTES", 100, "its images take more than 100 bytes"),
     ],
 )
 def test_a_pdf_with_too_much_in_it_is_quarantined(

@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -486,9 +487,10 @@ def test_a_gzip_bomb_stops_at_the_limit() -> None:
     assert len(spooled(io.BytesIO(bomb), max_bytes=50 << 20)) == 50 << 20
 
 
-def test_the_descriptor_closes_and_nothing_is_left(tmp_path: Path) -> None:
+def test_the_descriptor_closes_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
     stream = io.BytesIO(gzip.compress(regular(NAMES)))
-    with local_tar(stream, "s", temporary_folder=os.fspath(tmp_path)) as fd:
+    with local_tar(stream, "s") as fd:
         assert scan(fd, "s").members and list(tmp_path.iterdir()) == []
     with pytest.raises(OSError):
         os.fstat(fd)

@@ -173,7 +173,7 @@ def _exports() -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m mm_assets.demo", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo", description=main.__doc__)
     parser.add_argument(
         "--exports", action="store_true", help="only print the thresholds, as lines for a shell: `make ui`"
     )
