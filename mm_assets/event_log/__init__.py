@@ -136,6 +136,21 @@ class WriteBuffer(Generic[T]):
                 self._writer = None
             self._recover(len(items))
 
+    def show(self, look: Callable[[list[T]], None]) -> None:
+        """Have ``look`` see all items, which stay. Raises as `flush`."""
+        if self._writer == threading.get_ident() or not (self._items or self._writing.locked()):
+            return
+        with self._writing:
+            with self._lock:
+                items = list(self._items)
+            self._writer = threading.get_ident()
+            try:
+                look(items)
+            except Exception as error:
+                raise self._keep([], error) from error
+            finally:
+                self._writer = None
+
     def _keep(self, items: list[T], error: Exception | None = None) -> NotWritten:
         """Put items back that were not written. Return what to raise; the first time it is logged, too."""
         # The further lines of a database's error are the statement, and the values of hundreds of rows.
@@ -259,8 +274,9 @@ _ATTEMPTS = 10  # of several processes that add the same partitions
 class BatchedEventLog(SqlEventLogStorage):
     """Mixin for a SQL event log: events that a run has for each shard are written many at a time.
 
-    Any other event, any read through this object, `dispose` and the end of the process write what waits. Any
-    other reader sees an event half a second late at most, which is also what a killed process loses.
+    Any other event, any read through this object, `dispose` and the end of the process write what waits; a
+    read of SQLite's index of all runs, the index alone. Any other reader sees an event half a second late at
+    most, which is also what a killed process loses.
 
     Subclasses call `_start_batching` when they are ready to write, and `flush` before they connect.
     """

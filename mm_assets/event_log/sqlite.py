@@ -342,7 +342,10 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        self.flush()
+        if shard == INDEX_SHARD_NAME:  # the run's own database is opened for each write: that is for later
+            self._buffer.show(self._write_to_index)
+        else:
+            self.flush()
         with self._transaction(shard) as connection:
             yield connection
 
@@ -373,14 +376,17 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
             }
         return column_name in self._asset_columns
 
-    def _write(self, rows: list[EventRow]) -> None:
-        # The index first: whoever watches a run reads there what its own database abbreviates.
+    def _write_to_index(self, rows: list[EventRow]) -> None:
         indexed = [row for row in rows if row.is_indexed and not row.in_index]
         if indexed:
             with self._transaction(INDEX_SHARD_NAME) as connection:
                 self._write_index(connection, indexed)
             for row in indexed:
                 row.in_index = True
+
+    def _write(self, rows: list[EventRow]) -> None:
+        # The index first: whoever watches a run reads there what its own database abbreviates.
+        self._write_to_index(rows)
         by_run: dict[str, list[EventRow]] = {}
         for row in rows:
             if row.is_logged and not row.in_run:

@@ -236,3 +236,43 @@ def test_a_forked_process_leaves_the_items_of_its_parent_alone() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     buffer.flush()
     assert store.batches == [[1]]
+
+
+def test_items_that_somebody_looks_at_stay() -> None:
+    store, seen = Store(), list[list[int]]()
+    buffer = WriteBuffer(store.write, max_seconds=1000)
+    buffer.show(seen.append)
+    for number in range(2):
+        buffer.add(number)
+        buffer.show(seen.append)
+    assert seen == [[0], [0, 1]] and store.batches == []
+    buffer.flush()
+    buffer.show(seen.append)
+    assert seen == [[0], [0, 1]] and store.batches == [[0, 1]]
+
+
+def test_an_error_of_who_looks_is_that_of_who_writes(timers: Timers) -> None:
+    store = Store()
+    buffer = WriteBuffer(store.write)
+    buffer.add(1)
+    store.full = True
+    for _ in range(2):
+        with pytest.raises(NotWritten, match="^events cannot be written, 1 wait in memory: disk full$"):
+            buffer.show(store.write)
+    store.full = False
+    timers.elapse()
+    assert store.batches == [[1]]
+
+
+def test_who_writes_may_ask_to_look() -> None:
+    """Whatever writes reads the database first, which shows what waits."""
+    written: list[list[int]] = []
+
+    def write(items: list[int]) -> None:
+        buffer.show(lambda _: pytest.fail("they are being written"))
+        written.append(items)
+
+    buffer = WriteBuffer(write)
+    buffer.add(1)
+    buffer.flush()
+    assert written == [[1]]
