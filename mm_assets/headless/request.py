@@ -126,6 +126,12 @@ class Selection:
         kept = {assets: chosen for assets, chosen in groups.items() if chosen}
         return replace(self, groups=kept, current=frozenset(self.keys).difference(keys))
 
+    def of_records(self, records: Records) -> Records:
+        """Return the records of its shards and assets."""
+        return {
+            asset: {key: records[asset][key] for key in keys} for asset, keys in self.keys_by_asset.items()
+        }
+
     def with_more(self, more: Selection) -> Selection:
         """Return the selection with the shards of another one, which has none of the same."""
         groups = dict(self.groups)

@@ -217,19 +217,14 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         summary = RunSummary(selection.keys_by_asset, settings.max_loss)
         order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
         if 0 < len(few.runs(order)) < len(selection.runs(order)):
-            print(
-                f"first what is due: {counted(len(few.keys), 'shard')}; then a look at the others", flush=True
-            )
+            due = counted(len(few.keys), "shard")
+            print(f"first what is due: {due}; then a look at the others", flush=True)
             if _carry_out(instance, job, few, summary, log_level) == INTERRUPTED:
                 return INTERRUPTED
             selection = selection.of_shards(frozenset(selection.keys).difference(few.keys))
-            made_before = None if summary.failed_steps else look(failed=summary.failed).records
-            if made_before is not None and _as_allowed(made_before, settings.max_loss):
-                of_others = {
-                    asset: {key: made_before[asset][key] for key in keys}
-                    for asset, keys in selection.keys_by_asset.items()
-                }
-                summary.add_unchanged(of_others)
+            standing = None if summary.failed_steps else look(failed=summary.failed).records
+            if standing is not None and _as_allowed(standing, settings.max_loss):
+                summary.add_unchanged(selection.of_records(standing))
                 selection = selection.of_shards(())
         if FILTERED in selection.keys_by_asset and _is_first_pass_due(root, filters, is_whole):
             needed = [name for judge in filters for name in judge.statistics()]
