@@ -1,4 +1,7 @@
-"""`mm-assets run` where few of many shards are due: it makes these, and looks at the others."""
+"""`mm-assets run` where few of many shards are due: it makes these, and looks at the others.
+
+``TEST_SEQUENCES=20 pytest …`` tries more sequences of changes than the suite does.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from mm_assets_tests.quick_instance import quick_instance
 
 SHARDS = "abcdef"
 _DATES = 1.6e9  # of raw shards
+SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "1"))
 PROVEN = "proven: every item of {} shards is in 5 outputs as it was written (proof/proof.json)"
 
 
@@ -182,7 +186,7 @@ class _Changes:
                     (self._project.storage / folder / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(SEQUENCES))
 def test_all_is_as_runs_of_all_make_it(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -194,7 +198,7 @@ def test_all_is_as_runs_of_all_make_it(
 
     twin = Project(tmp_path / "twin", quick_instance(twin_home))
     ours, theirs = _Changes(project, seed), _Changes(twin, seed)
-    for number in range(8):
+    for number in range(6):
         for changes in (ours, theirs):
             changes.one() if number else changes.first()
             changes.date(number)
