@@ -31,6 +31,7 @@ from mm_assets.accounting import (
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.retirement import RETIRED
 from mm_assets.automation import (
+    FAILED,
     MISSING,
     STALE,
     Due,
@@ -40,7 +41,7 @@ from mm_assets.automation import (
     latest_versions,
 )
 from mm_assets.filters.duplicates import VerdictIndex
-from mm_assets.formats.raw_shards import Listing, RawShard
+from mm_assets.formats.raw_shards import Listing
 from mm_assets.graph import Shard, ShardResult, ShardSet, digest
 from mm_assets.graph.assets import plan_of
 from mm_assets.graph.dagster_internals import SHARDS, chunks
@@ -121,16 +122,10 @@ class Selection:
         return replace(self, groups=groups)
 
     def of_shards(self, keys: Collection[str]) -> Selection:
-        """Return the selection with these shards alone; the others are as they should be."""
+        """Return the selection with these shards alone."""
         groups = {assets: [key for key in chosen if key in keys] for assets, chosen in self.groups.items()}
         kept = {assets: chosen for assets, chosen in groups.items() if chosen}
         return replace(self, groups=kept, current=frozenset(self.keys).difference(keys))
-
-    def of_records(self, records: Records) -> Records:
-        """Return the records of its shards and assets."""
-        return {
-            asset: {key: records[asset][key] for key in keys} for asset, keys in self.keys_by_asset.items()
-        }
 
     def with_more(self, more: Selection) -> Selection:
         """Return the selection with the shards of another one, which has none of the same."""
@@ -265,10 +260,10 @@ def note_run(
     listing: Listing,
     is_whole: bool,
 ) -> None:
-    """Note what there was to see of raw shards.
+    """Note that nothing failed, and what there was to see of raw shards.
 
     Args:
-        is_whole: whether all shards went through all assets, and none failed.
+        is_whole: whether all shards went through all assets.
     """
     latest, root = instance.event_log_storage.get_maximum_record_id() or 0, resources["prover"].root
     assets = [spec.key.to_user_string() for spec in _specs(definitions) if spec.deps]
@@ -324,7 +319,7 @@ class Look:
 
     Args:
         records: those of all shards in all assets, if there is nothing.
-        due: shards that are to be made before more can be said; none: a run has to look at all.
+        due: shards that are to be made before more can be said; none: a run has to take all.
     """
 
     records: Records | None = None
@@ -337,7 +332,7 @@ def look_at_all(
     resources: Mapping[str, Any],
     listing: Listing,
     needs_scores: bool = False,
-    failed: Collection[str] | None = None,
+    tells_of_new: bool = False,
 ) -> Look:
     """Look whether a run has anything to do.
 
@@ -347,12 +342,11 @@ def look_at_all(
 
     Args:
         needs_scores: whether filters compare a shard with the scores of all: only a run computes that anew.
-        failed: of the shards that were due in an earlier look, and have been made since, those that failed:
-            nothing is said of them.
+        tells_of_new: whether the caller has made what an earlier look found due, and tells of it.
     """
     progress = ProgressLine(len(_specs(definitions)))
     try:
-        return _look(instance, definitions, resources, listing, needs_scores, failed, progress)
+        return _look(instance, definitions, resources, listing, needs_scores, tells_of_new, progress)
     except Exception:  # noqa: BLE001
         # What cannot be read, or planned, is for the run: it fails what it concerns, and names it. What plans
         # it may be a plugin's, which raises anything.
@@ -367,7 +361,7 @@ def _look(
     resources: Mapping[str, Any],
     listing: Listing,
     needs_scores: bool,
-    failed: Collection[str] | None,
+    tells_of_new: bool,
     progress: ProgressLine,
 ) -> Look:
     noted = instance.run_storage.get_cursor_values({_LAST_RUN}).get(_LAST_RUN)
@@ -388,36 +382,38 @@ def _look(
         is_same = present == _present(instance, prover.root, listing, names, new)
         return Look(due=frozenset(keys)) if is_same else Look()
 
-    sound = {key: shard for key, shard in listing.items() if key not in (failed or ())}
-    if keys := [key for key in due.partitions() if key in sound]:
+    if keys := due.partitions():
         whys = due.by_asset.values()
+        # Whether a shard that has failed fails again decides what others may take over from it.
+        if any(why.kind == FAILED for of_asset in whys for why in of_asset.values()):
+            return Look()
         new = {key for key in keys if all(key in why and why[key].kind == MISSING for why in whys)}
         return look_of_due(keys, new)
     found: dict[str, Mapping[str, ShardRecord]] = {}
     for number, asset in enumerate(due.by_asset):
         name, manager = asset.to_user_string(), _manager(graph, resources, asset)
-        progress.show(number, f"looking at {name}: {counted(len(sound), 'shard')}")
+        progress.show(number, f"looking at {name}: {counted(len(listing), 'shard')}")
         versions_made = latest_versions(instance, asset, _MATERIALIZED)
-        made = _as_published(manager, name, versions_made, list(sound), keeps=True)
+        made = _as_published(manager, name, versions_made, list(listing), keeps=True)
         if not _passes_checks(graph.get(asset).assets_def, asset, made.values()):
             return Look()
         if any(record.is_earlier for record in made.values()):  # a run makes their accounts
             return Look()
-        if altered := sound.keys() - made.keys():
+        if altered := listing.keys() - made.keys():
             return look_of_due(altered)
         found[name] = made
     now_present = _present(instance, prover.root, listing, names)
-    if present != now_present and failed is None:
+    if present != now_present and not tells_of_new:
         return Look()
     if finder.latest_materialization() > latest or made_from != _made(prover.root, found):
         progress.show(len(due.by_asset), "asking what shards decide of each other")
-        if needs_scores or not _is_as_planned(instance, graph, resources, sound, found):
+        if needs_scores or not _is_as_planned(instance, graph, resources, listing, found):
             return Look()
         _note(instance, now, now_present, _made(prover.root, found))
     for asset in due.by_asset:
         _manager(graph, resources, asset).repair_derived()
     proven = prover.proven({name: records for name, records in found.items() if name in BY_ASSET})
-    is_proven = all(len(keys) == len(sound) for keys in proven.values())
+    is_proven = all(len(keys) == len(listing) for keys in proven.values())
     return Look(found) if is_proven else Look()
 
 
@@ -425,7 +421,7 @@ def _is_as_planned(
     instance: dg.DagsterInstance,
     graph: AssetGraph,
     resources: Mapping[str, Any],
-    listing: Mapping[str, RawShard],
+    listing: Listing,
     records: Records,
 ) -> bool:
     """Return whether runs of all shards would plan each as it was made, and judge no raw shard anew."""

@@ -116,6 +116,7 @@ class RunProgress:
 JOB = "all_assets"
 FILTERED = "filtered_parquet"
 _NAMED = 5  # shards in a line
+_FEW = 2  # times the runs of what is due may be those of all: these may be needed, too
 
 
 def run_graph(request: MakeRequest, is_dry: bool = False, log_level: str = "critical") -> int:
@@ -216,16 +217,22 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         job = definitions.resolve_job_def(JOB)
         summary = RunSummary(selection.keys_by_asset, settings.max_loss)
         order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
-        if 0 < len(few.runs(order)) < len(selection.runs(order)):
+        if 0 < _FEW * len(few.runs(order)) <= len(selection.runs(order)):
             due = counted(len(few.keys), "shard")
             print(f"first what is due: {due}; then a look at the others", flush=True)
             if _carry_out(instance, job, few, summary, log_level) == INTERRUPTED:
                 return INTERRUPTED
-            selection = selection.of_shards(frozenset(selection.keys).difference(few.keys))
-            standing = None if summary.failed_steps else look(failed=summary.failed).records
+            standing = look(tells_of_new=True).records if summary.has_succeeded else None
             if standing is not None and _as_allowed(standing, settings.max_loss):
-                summary.add_unchanged(selection.of_records(standing))
+                due_keys = frozenset(few.keys)
+                of_others = {
+                    asset: {key: record for key, record in records.items() if key not in due_keys}
+                    for asset, records in standing.items()
+                }
+                summary.add_unchanged(of_others)
                 selection = selection.of_shards(())
+            else:  # a run of all tells of each shard once
+                summary = RunSummary(selection.keys_by_asset, settings.max_loss)
         if FILTERED in selection.keys_by_asset and _is_first_pass_due(root, filters, is_whole):
             needed = [name for judge in filters for name in judge.statistics()]
             needed += [judge.name for judge in duplicate_filters(filters)]
@@ -255,8 +262,8 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         code = code or _printed(instance, summary, raw.locations, started)
         if code != INTERRUPTED:
             report_inventory(instance, definitions.resolve_asset_graph(), listing)
-        if code != INTERRUPTED and not summary.failed_steps and selection.keys:  # else the look has noted it
-            note_run(instance, definitions, resources, listing, is_whole and code == 0)
+        if code == 0 and selection.keys:  # else the look has noted it
+            note_run(instance, definitions, resources, listing, is_whole)
         return code
 
 

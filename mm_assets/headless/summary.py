@@ -284,11 +284,6 @@ class RunSummary:
         return sum(len(problems.steps) for problems in self._problems)
 
     @property
-    def failed(self) -> frozenset[str]:
-        """The shards that failed."""
-        return frozenset(self._failed)
-
-    @property
     def loss_share(self) -> float:
         """The share of lost members and items in all published shards, 0 to 1."""
         return self._lost / self._of if self._of else 0.0

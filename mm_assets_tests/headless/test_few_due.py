@@ -82,27 +82,50 @@ def test_many_shards_are_made_with_all_others(project: Project) -> None:
     assert counts(told)["curated_parquet"] == ["6", "3"]
 
 
-def test_a_shard_that_fails_time_and_again_costs_a_run_of_its_own(project: Project) -> None:
-    """Also when it was bad from the first run on; once it is mended, all are there."""
+def test_where_a_shard_fails_all_are_taken(project: Project) -> None:
+    """It may have claimed what others could take over. The table counts each shard once."""
     project.shards("abcde")
     project.broken("f")
     assert project.run().returncode == 1
-    for more in ("", "g"):
-        project.shards(more)
-        before = project.runs()
+    for name in "gh":
+        project.shard(name)
         done = project.run()
-        others = 5 + len(more)
         assert (done.returncode, done.stderr) == (1, "")
-        assert project.runs() == before + 1
-        assert done.stdout.count("shard 'f' of curated_parquet: ") == 1
-        assert counts(done.stdout)["final_tars"] == [str(others), "5"]
-        assert (
-            f"NOT PROVEN: {others} of {others + 1} shards in all 5 outputs; "
-            "the others: f failed in curated_parquet" in done.stdout
-        )
+        assert "first what is due" not in done.stdout
     project.shard("f")
-    assert PROVEN.format(7) in fine(project.run())
-    assert fine(project.run()).startswith("nothing to do: 7 shards")
+    assert PROVEN.format(8) in fine(project.run())
+    project.broken("a")
+    before = project.runs()
+    done = project.run()
+    assert done.returncode == 1 and "first what is due: 1 shard;" in done.stdout
+    assert project.runs() == before + 1 + 4
+    assert counts(done.stdout)["final_tars"] == ["7", "7"]
+    assert done.stdout.count("shard 'a' of curated_parquet: ") == 1
+
+
+def test_a_shard_that_gives_up_a_sample_by_failing_again(project: Project) -> None:
+    """The sample is the other's then."""
+
+    def write(name: str, *samples: str, bad: int = 0) -> None:
+        documents: list[tuple[str, object]] = [(f"{sample}.json", {"texts": [name]}) for sample in samples]
+        documents += [(f"bad{name}{number}.json", b"{") for number in range(bad)]
+        make_tar(project.raw / f"{name}.tar", documents)
+
+    def curated(name: str) -> list[str]:
+        rows = pq.read_table(project.storage / "curated" / f"{name}.parquet")
+        return sorted(set(rows["sample_id"].to_pylist()))
+
+    write("a", "shared", "a0", bad=1)
+    for name in "bcdef":
+        write(name, f"{name}0")
+    write("g", "shared", "g0")
+    assert project.run(MM_MAX_LOSS="0.9").returncode == 0
+    assert curated("g") == ["g0"]
+    write("a", "a1", bad=9)
+    for _ in range(2):
+        assert project.run(MM_MAX_LOSS="0.3").returncode == 1
+    write("a", "a2", bad=8)
+    assert project.run(MM_MAX_LOSS="0.3").returncode == 1
 
 
 def test_a_shard_that_is_gone_is_told_of_by_runs_of_all(project: Project) -> None:

@@ -290,6 +290,13 @@ def read_once(place: str, read: Callable[[], T]) -> T:
     return found
 
 
+def forget_reads() -> bool:
+    """Forget what `read_once` keeps; return whether it was anything."""
+    was_any = bool(_read)
+    _read.clear()
+    return was_any
+
+
 def normalized(part: RowPart, location: str) -> RowPart:
     """Return rows with reserved columns in their canonical types, where lossless, without dictionaries.
 
