@@ -124,8 +124,7 @@ class Selection:
     def of_shards(self, keys: Collection[str]) -> Selection:
         """Return the selection with these shards alone."""
         groups = {assets: [key for key in chosen if key in keys] for assets, chosen in self.groups.items()}
-        kept = {assets: chosen for assets, chosen in groups.items() if chosen}
-        return replace(self, groups=kept, current=frozenset(self.keys).difference(keys))
+        return replace(self, groups={assets: chosen for assets, chosen in groups.items() if chosen})
 
     def with_more(self, more: Selection) -> Selection:
         """Return the selection with the shards of another one, which has none of the same."""

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.graph.dagster_internals import chunks
@@ -103,31 +104,6 @@ def test_where_a_shard_fails_all_are_taken(project: Project) -> None:
     assert done.stdout.count("shard 'a' of curated_parquet: ") == 1
 
 
-def test_a_shard_that_gives_up_a_sample_by_failing_again(project: Project) -> None:
-    """The sample is the other's then."""
-
-    def write(name: str, *samples: str, bad: int = 0) -> None:
-        documents: list[tuple[str, object]] = [(f"{sample}.json", {"texts": [name]}) for sample in samples]
-        documents += [(f"bad{name}{number}.json", b"{") for number in range(bad)]
-        make_tar(project.raw / f"{name}.tar", documents)
-
-    def curated(name: str) -> list[str]:
-        rows = pq.read_table(project.storage / "curated" / f"{name}.parquet")
-        return sorted(set(rows["sample_id"].to_pylist()))
-
-    write("a", "shared", "a0", bad=1)
-    for name in "bcdef":
-        write(name, f"{name}0")
-    write("g", "shared", "g0")
-    assert project.run(MM_MAX_LOSS="0.9").returncode == 0
-    assert curated("g") == ["g0"]
-    write("a", "a1", bad=9)
-    for _ in range(2):
-        assert project.run(MM_MAX_LOSS="0.3").returncode == 1
-    write("a", "a2", bad=8)
-    assert project.run(MM_MAX_LOSS="0.3").returncode == 1
-
-
 def test_a_shard_that_is_gone_is_told_of_by_runs_of_all(project: Project) -> None:
     project.shards(SHARDS)
     fine(project.run())
@@ -209,28 +185,99 @@ class _Changes:
                     (self._project.storage / folder / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
+LOSSY = ("lossy.json", {"texts": [None] * 20, "images": [f"{number}.png" for number in range(20)]})
+
+
+class Twins:
+    """Two projects with the same raw shards: one makes few due shards first, the other takes always all."""
+
+    def __init__(self, project: Project, twin: Project) -> None:
+        self.project, self.twin = project, twin
+        self.few = 0
+        self._dates = 0
+
+    def write(self, name: str, *documents: tuple[str, object]) -> None:
+        for each in (self.project, self.twin):
+            path = make_tar(each.raw / f"{name}.tar", list(documents))
+            os.utime(path, (_DATES + self._dates, _DATES + self._dates))
+        self._dates += 1
+
+    def run(self, **settings: str) -> None:
+        """Run both; exit code, table, losses and all that is written are the same."""
+        done = self.project.run(**settings)
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(headless_run, "look_at_all", lambda *_, **__: Look())
+            changed.setattr(headless_run, "_instance", lambda: nullcontext(self.twin.memory))
+            expected = self.twin.run(**settings)
+        self.few += "first what is due" in done.stdout
+        assert done.returncode == expected.returncode
+        for asset, (partitions, _) in counts(expected.stdout).items():
+            assert counts(done.stdout)[asset][0] == partitions, asset
+        lost = re.compile(r"items lost.*?;")
+        assert lost.findall(done.stdout) == lost.findall(expected.stdout)
+        assert written(self.project) == written(self.twin)
+
+
+@pytest.fixture
+def twins(project: Project, tmp_path: Path) -> Twins:
+    home = tmp_path / "twin" / "home"
+    home.mkdir(parents=True)
+    return Twins(project, Project(tmp_path / "twin", quick_instance(home)))
+
+
+def text(name: str, **fields: object) -> tuple[str, object]:
+    return f"{name}.json", {"texts": [f"text of {name}"], **fields}
+
+
+def test_a_shard_that_gives_up_a_sample_and_fails_again(twins: Twins) -> None:
+    for name in "bcdef":
+        twins.write(name, text(f"{name}0"))
+    twins.write("g", text("g0"), text("shared"))
+    twins.write("a", text("shared"), LOSSY)
+    twins.run()
+    twins.write("a", text("other"), LOSSY)
+    twins.run()
+    rows = pq.read_table(twins.project.storage / "curated" / "g.parquet")["sample_id"].to_pylist()
+    assert {*rows} == {"g0", "shared"}
+
+
+def test_a_changed_shard_widens_a_column_and_gives_up_a_sample(twins: Twins) -> None:
+    """Nobody else is due; a run of all follows that of the few."""
+    for name in "abcdef":
+        twins.write(name, text(f"{name}0", n=1), *([text("shared", n=1)] if name in "ae" else []))
+    twins.run()
+    twins.write("a", text("a0", n=1.5))
+    twins.run()
+    assert twins.few == 1
+    rows = pq.read_table(twins.project.storage / "curated" / "e.parquet")
+    assert {*rows["sample_id"].to_pylist()} == {"e0", "shared"} and str(
+        rows.schema.field("n").type
+    ) == "double"
+
+
+def test_due_shards_with_others_between_them(twins: Twins) -> None:
+    """Each shard is counted once, also one between them that fails when it is made again."""
+    names = "abcdefg"
+    for name in names:
+        twins.write(name, text(f"{name}0"), text(f"{name}1"))
+    twins.write("b", text("b0"), ("b1.json", {"texts": [None] * 2, "images": ["x.png", "y.png"]}))
+    twins.run(MM_MAX_LOSS="0.9")
+    for name in "ac":
+        twins.write(name, text(f"{name}0"))
+    twins.run(MM_MAX_LOSS="0.9")
+    assert twins.few == 1
+    for each in (twins.project, twins.twin):
+        (each.storage / "curated" / "b.parquet").unlink()
+    twins.write("a", text("a2"))
+    twins.run(MM_MAX_LOSS="0.1")
+
+
 @pytest.mark.parametrize("seed", range(SEQUENCES))
-def test_all_is_as_runs_of_all_make_it(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    few, twin_home = 0, tmp_path / "twin" / "home"
-    twin_home.mkdir(parents=True)
-
-    def other(*_: object, **__: object) -> Look:
-        return Look()
-
-    twin = Project(tmp_path / "twin", quick_instance(twin_home))
-    ours, theirs = _Changes(project, seed), _Changes(twin, seed)
+def test_all_is_as_runs_of_all_make_it(twins: Twins, seed: int) -> None:
+    changes = [_Changes(each, seed) for each in (twins.project, twins.twin)]
     for number in range(6):
-        for changes in (ours, theirs):
-            changes.one() if number else changes.first()
-            changes.date(number)
-        done = project.run(MM_MAX_LOSS="0.7")
-        few += "first what is due" in done.stdout
-        with monkeypatch.context() as changed:
-            changed.setattr(headless_run, "look_at_all", other)
-            changed.setattr(headless_run, "_instance", lambda: nullcontext(twin.memory))
-            expected = twin.run(MM_MAX_LOSS="0.7")
-        assert done.returncode == expected.returncode, number
-        assert written(project) == written(twin), number
-    assert few
+        for change in changes:
+            change.one() if number else change.first()
+            change.date(number)
+        twins.run(MM_MAX_LOSS="0.7")
+    assert twins.few
