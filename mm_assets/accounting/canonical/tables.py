@@ -406,8 +406,8 @@ def derive_cache(uri: str, options: StorageOptions | None = None) -> Derived:
     return replace(tally.derived(), digests=digests, metadata=metadata)
 
 
-def _metadata(folder: str, options: StorageOptions | None) -> bytes:
-    uri = join(folder, _METADATA)
+def _metadata(cache: str, options: StorageOptions | None) -> bytes:
+    uri = join(cache.removesuffix(f"/{_METADATA}"), _METADATA)
     with naming_file(uri), open_binary(uri, options) as file:
         return file.read()
 
