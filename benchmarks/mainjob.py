@@ -111,8 +111,8 @@ def _run_of(files: Sequence[Path], output: Path) -> tuple[list[str], dict[str, s
 
 
 def _row(case: dict[str, Any], least: dict[str, Any]) -> tuple[str, ...]:
-    more = case["shards"] - least["shards"]
-    of_a_shard = f"{(min(case['again']) - min(least['again'])) / more * 1e3:.1f}" if more else ""
+    others = case["shards"] - least["shards"]
+    of_a_shard = f"{(min(case['again']) - min(least['again'])) / others * 1e3:.1f}" if others else ""
     first, more = f"{case['first']:.2f}", f"{case['more']:.2f}"
     return str(case["shards"]), first, spread(case["again"]), of_a_shard, more
 

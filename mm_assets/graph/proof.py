@@ -93,6 +93,7 @@ class Prover(dg.ConfigurableResource[Any]):
         standing = {} if request.again else self._standing(asset, records[asset], stats, suspects)
         jobs: list[Any] = []
         proofs: list[ShardProof] = []
+        proof_id = uuid.uuid4().hex
         for key in keys:
             record = records[asset].get(key)
             if record is None:
@@ -108,15 +109,14 @@ class Prover(dg.ConfigurableResource[Any]):
                 proofs.append(known)  # so that a summary without it is repaired
                 yield key, _check(known)
                 continue
-            jobs.append(self._job(asset, key, records, (stats.get(key) or {}).get("size")))
+            nbytes = stats.get(key, {}).get("size")
+            jobs.append(replace(self._job(asset, key, records), nbytes=nbytes, proof=proof_id))
         if table is not None and jobs:
             schema = self._table_schema(asset) if request.again else ""
             jobs = [
                 replace(job, table_schema=schema, orphan_rows=sum(suspects.get(job.key, {}).values()))
                 for job in jobs
             ]
-        proof_id = uuid.uuid4().hex
-        jobs = [replace(job, proof=proof_id) for job in jobs]
         try:
             for job, answer in self._answers(jobs, is_table=table is not None):
                 if isinstance(answer, WorkerFailure):
@@ -249,9 +249,7 @@ class Prover(dg.ConfigurableResource[Any]):
             examined_at=_now(),
         )
 
-    def _job(
-        self, asset: str, key: str, records: Mapping[str, Mapping[str, ShardRecord]], nbytes: int | None
-    ) -> Any:
+    def _job(self, asset: str, key: str, records: Mapping[str, Mapping[str, ShardRecord]]) -> Any:
         from mm_assets.graph.shard_work import ProofJob, ProofTarget
 
         def output(name: str) -> ProofTarget:
@@ -261,7 +259,7 @@ class Prover(dg.ConfigurableResource[Any]):
         source = BY_ASSET[asset].source
         before = output(source) if source is not None and key in records[source] else None
         after = tuple(output(each.asset) for each in made_from(asset) if key in records[each.asset])
-        return ProofJob(key, output(asset), record.account, self.root, before, after, nbytes=nbytes)
+        return ProofJob(key, output(asset), record.account, self.root, before, after)
 
     def _table_schema(self, asset: str) -> str:
         """Return the columns that the shards of a table share, as writers resolved them."""

@@ -45,11 +45,8 @@ _NO_ANSWER = (*S3_RETRYABLE_ERRORS, HTTPClientError, NoConnection, ResponseParse
 # After such a request failed, its upload is gone because it was carried out: only the answer was lost.
 _ENDING_AN_UPLOAD = ("complete_multipart_upload", "abort_multipart_upload")
 _NO_RANGE = ("InvalidRange", "416")  # an empty object has none
-_CHANGING = (
-    *("put_object", "complete_multipart_upload", "copy_object"),
-    *("delete_object", "delete_objects"),
-)
-_NOTED = 16  # objects
+_CHANGES = ("put_object", "complete_multipart_upload", "copy_object", "delete_object", "delete_objects")
+_MOST_NOTED = 16  # objects
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 # The variables that name them -> where they lie otherwise.
 _CONFIGURATION_FILES = {
@@ -134,20 +131,22 @@ class S3FileSystem(s3fs.S3FileSystem):
                 if failures >= most or isinstance(error, SSLError):
                     raise ConnectionError(str(error)) from error
             else:
-                if method in _CHANGING:
-                    self._note_put(arguments, answer if method == "put_object" else {})
+                if method in _CHANGES:
+                    self._note_change(arguments, answer if method == "put_object" else {})
                 return answer
             await asyncio.sleep(pause(failures))
 
     call_s3 = sync_wrapper(_call_s3)
 
-    def _note_put(self, arguments: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-        path, body = f"{arguments['Bucket']}/{arguments.get('Key')}", arguments.get("Body")
-        is_one = "Key" in arguments
-        noted = {other: info for other, info in self._put.items() if is_one and other != path}
-        if (etag := answer.get("ETag")) and isinstance(body, bytes):
+    def _note_change(self, arguments: Mapping[str, Any], put: Mapping[str, Any]) -> None:
+        """Note what was answered to a ``put``; forget what is known of an object that changed otherwise."""
+        key, body = arguments.get("Key"), arguments.get("Body")
+        path = f"{arguments['Bucket']}/{key}"
+        noted = {} if key is None else {**self._put}  # many objects were removed at once
+        noted.pop(path, None)
+        if (etag := put.get("ETag")) and isinstance(body, bytes):
             noted[path] = {"size": len(body), "ETag": etag}
-        self._put = dict([*noted.items()][-_NOTED:])
+        self._put = dict([*noted.items()][-_MOST_NOTED:])
 
     def take_info_of_put(self, path: str) -> Mapping[str, Any] | None:
         """Return size and etag of an object that was put in one piece, once; None if that is long ago."""

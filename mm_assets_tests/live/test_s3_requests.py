@@ -277,14 +277,33 @@ def test_the_state_of_what_was_put_is_the_listed_one(place: Place, by_environmen
     assert stat_of_written(urls[0]) is None
 
 
+def test_what_is_known_of_a_put_ends_with_its_object(by_environment: str, tmp_path: Path) -> None:
+    url = f"{by_environment}/x"
+    fs, path = filesystem(url)
+    publish_bytes(url, b"first")
+    assert stat_of_written(url) == stat_outputs([url])[url]
+    publish_bytes(url, b"small")
+    fs.put_file(str(_file(tmp_path, CONTENT * 4)), path, chunksize=5 << 20)  # in parts
+    assert stat_of_written(url) == stat_outputs([url])[url]
+    for remove_it in (fs.rm_file, lambda path: fs.rm([path])):
+        publish_bytes(url, b"small")
+        remove_it(path)
+        assert stat_of_written(url) is None
+
+
+def _file(folder: Path, content: bytes) -> Path:
+    (folder / "file").write_bytes(content)
+    return folder / "file"
+
+
 def test_a_store_whose_etags_change_is_asked_each_time(
     place: Place, by_environment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{by_environment}/x"
     monkeypatch.setattr(filesystem(url)[0], "tells_put_etags", False)
-    note = S3FileSystem._note_put
+    note = S3FileSystem._note_change
     other = lambda self, arguments, answer: note(self, arguments, {**answer, "ETag": '"another"'})  # noqa: E731
-    monkeypatch.setattr(S3FileSystem, "_note_put", other)
+    monkeypatch.setattr(S3FileSystem, "_note_change", other)
     for content in (b"1", b"2"):
         publish_bytes(url, content)
         assert stat_of_written(url) == stat_outputs([url])[url]

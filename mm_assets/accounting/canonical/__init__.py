@@ -22,6 +22,7 @@ returns:
   output, `DigestTally` for any rows.
 * `CanonicalSource` yields the rows at a location as plain tables; `canonical_sources` finds those of a
   dataset that a user names.
+* `one_proof`: what the shards of a proof share, such as an open table, is read once for it (`read_once`).
 * `normalized`, `retyped` and `changes` are about the column types in which rows are digested. Digests are
   only comparable in the same types.
 """

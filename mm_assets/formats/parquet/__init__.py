@@ -312,11 +312,11 @@ class UnreadableFile(MmAssetsError, ValueError):
     """A file that exists but is not what was written; the message names it."""
 
 
-def publish_table(uri: str, table: pa.Table) -> int:
-    """Write a small table in one atomic step; return the bytes of the file."""
+def publish_table(uri: str, table: pa.Table) -> None:
+    """Write a small table in one atomic step."""
     with staged(uri) as file:
         pq.write_table(table, file.path, compression="zstd")
-        return file.publish()
+        file.publish()
 
 
 def read_buffer(data: bytes, columns: Sequence[str] | None = None, *, verify: bool = False) -> pa.Table:

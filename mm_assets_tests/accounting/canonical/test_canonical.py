@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from mm_assets.accounting import canonical
 from mm_assets.accounting.canonical import CanonicalSource, derive
 from mm_assets.accounting.canonical.tables import cache_problems
+from mm_assets.graph.shard_work import ProofJob, ProofTarget, prove_shard
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.model.errors import ShardError
 from mm_assets.model.json_codec import json_field
-from mm_assets.model.schema import SchemaMismatch
+from mm_assets.model.schema import SchemaMismatch, schema_to_text
 from mm_assets_tests.accounting.mutations import rewrite
 from mm_assets_tests.formats.conformance.outputs import EXTRAS, PNG, ROWS, TABLE, place, rows_of
 from mm_assets_tests.formats.datasets import batch_of, item, table_of, write
@@ -267,3 +271,41 @@ def test_the_files_of_a_cache_are_digested_in_the_read_of_its_rows(root: str, tm
             continue
         (problem,) = cache_problems(folder, read)
         assert "its digest is" in problem
+
+
+def test_what_shards_share_is_read_once_within_a_proof() -> None:
+    answer = partial(next, iter(range(10)))
+    assert [canonical.read_once("place", answer) for _ in range(2)] == [0, 1]  # in no proof
+    for proof, expected in (("p", 2), ("q", 3), ("p", 4)):
+        with canonical.one_proof(proof):
+            assert [canonical.read_once("place", answer) for _ in range(3)] == [expected] * 3
+    with canonical.one_proof("p"):
+        assert canonical.forget_reads() and not canonical.forget_reads()
+        assert canonical.read_once("place", answer) == 5
+
+
+def test_a_table_that_a_proof_has_left_open_is_opened_anew_if_it_cannot_be_read(tmp_path: Path) -> None:
+    """Its files were merged meanwhile, and those of the version that was open are gone."""
+    for key in "ab":
+        write("lance", tmp_path, batch_of([item(key, 0, text_content=f"text of {key}")], partition=key))
+    uri = str(place("lance", tmp_path).uri)
+    jobs = []
+    for key in "ab":
+        found = derive("lance", uri, key)
+        account = {
+            "written": {
+                name: getattr(found, name) for name in ("rows", "samples", "images", "texts", "digest")
+            },
+            "lost": {"rows": 0, "digest": ""},
+            "schema": schema_to_text(found.schema),
+            "made_by": "",
+        }
+        target = ProofTarget("lance_table", "lance", uri)
+        jobs.append(ProofJob(key, target, account, str(tmp_path), proof="p"))
+    assert prove_shard(jobs[0]).problems == ()
+    table = lance.dataset(uri)
+    table.optimize.compact_files()
+    table.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    with canonical.one_proof("p"), pytest.raises(ShardError, match="lance cannot read it"):
+        derive("lance", uri, "b")  # by the version that is open
+    assert prove_shard(jobs[1]).problems == ()
