@@ -77,6 +77,8 @@ def main() -> None:
     logger.remove()
     executor, names, output, *files = sys.argv[1:]
     formats = names.split(",")
+    if executor not in ("ray", "none") or len(formats) < 2:
+        sys.exit(f"{executor} {names}: not ray or none, and formats between which there is a pipeline")
     run = _run_by_ray if executor == "ray" else _run
     for number, (source, target) in enumerate(pairwise(formats)):
         is_last = number == len(formats) - 2

@@ -127,7 +127,15 @@ def _peer(server: S3Server, bucket: str, keys: Sequence[str]) -> Measurement:
     ):
         files = [f"s3://{bucket}/{key}" for key in keys]
         output = str(Path(folder, "output"))
-        command = [str(curator.PYTHON), "-m", "benchmarks.curator", "webdataset", "parquet", output, *files]
+        command = [
+            str(curator.PYTHON),
+            "-m",
+            "benchmarks.curator",
+            "ray",
+            "webdataset,parquet",
+            output,
+            *files,
+        ]
         return measure_command(command, {**server.env, "RAY_TMPDIR": scratch, "PYTHONPATH": str(ROOT)})
 
 

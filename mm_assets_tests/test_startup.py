@@ -14,7 +14,7 @@ from mm_assets.definitions import build_definitions
 from mm_assets.graph.io_manager import ShardIOManager
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets.pool import WORKER_ENVIRONMENT
-from mm_assets_tests.cli.commands import REPOSITORY
+from mm_assets_tests.cli.commands import REPOSITORY, imports_of
 from tools.demo import make_shards
 
 FOR_OTHERS = {"alembic", "structlog", "rich", "pygments", "mako"}
@@ -60,16 +60,8 @@ def test_a_command_forks_its_workers(tmp_path: Path, command: str) -> None:
     assert _loaded_by("import mm_assets.cli").isdisjoint({"numpy", "pyarrow", "dagster"})
     (shard,) = make_shards(tmp_path / "raw", members=1, pdf=0, samples=1)
     arguments = ["convert", shard, tmp_path / "out", "--to", "parquet"] if command == "convert" else ["run"]
-    environment = {name: text for name, text in os.environ.items() if name not in WORKER_ENVIRONMENT}
-    environment |= {"MM_RAW_SHARDS": str(shard), "MM_STORAGE": str(tmp_path / "storage")}
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "mm_assets.cli", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment | {"DAGSTER_HOME": str(tmp_path / "home")},
-    )
-    assert done.returncode == 0
-    imported = [line.split()[-1] for line in done.stderr.splitlines()]
+    settings = {"MM_RAW_SHARDS": str(shard), "MM_STORAGE": str(tmp_path / "storage")}
+    imported = imports_of(*arguments, **settings, DAGSTER_HOME=str(tmp_path / "home"))
     assert imported.count("pyarrow.lib") == 1
     assert imported.count("dagster._core.storage.sql") == (command == "run")
     assert FOR_OTHERS.isdisjoint(imported), "no migration, no daemon"

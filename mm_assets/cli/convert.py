@@ -14,7 +14,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from mm_assets.formats.names import FORMATS, TITLES, format_of, nearest_format
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.model.errors import counted
 from mm_assets.settings import Settings
+from mm_assets.storage import import_client
 from mm_assets.terminal import fail, fail_each, printable
 
 if TYPE_CHECKING:
@@ -206,8 +208,24 @@ def run_convert(options: argparse.Namespace) -> int:
 
     is_one_file = format_of(options.to).has(options.dst)
     folder = os.path.dirname(options.dst) if is_one_file else options.dst
-    with no_empty_folders(folder):
+    with no_empty_folders(folder), _forks_beside_clients(options.src, options.dst):
         return _run(options)
+
+
+@contextmanager
+def _forks_beside_clients(*locations: str) -> Iterator[None]:
+    """Have a process that forks workers with these imports, where this one will have a client's threads."""
+    from mm_assets.storage.files import is_remote
+
+    if not any(map(is_remote, locations)):
+        yield
+        return
+    import mm_assets.dataset  # noqa: F401
+    from mm_assets.pool.workers import fork_server
+
+    import_client(locations)
+    with fork_server():
+        yield
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from typing import Any
 
 from mm_assets.cli.arguments import add_set_flags, filters_with_overrides, number_of, variables_of
 from mm_assets.settings import LOG_LEVELS, Settings
+from mm_assets.storage import import_client
 from mm_assets.terminal import FAILED, USAGE, fail, printable
 
 
@@ -99,12 +100,15 @@ def with_dagster() -> Iterator[None]:
 
     with ExitStack() as opened:
         is_first = "dagster" not in sys.modules
-        if is_first and Settings.load().engine == "local":
+        settings = Settings.load()
+        if is_first and settings.engine == "local":
             with _frozen_imports():
                 import mm_assets.graph.shard_jobs
                 import mm_assets.graph.shard_work
                 import mm_assets.view.preview_scores  # this process needs them all
                 from mm_assets.pool.workers import fork_server
+
+                import_client([settings.storage, settings.raw_shards])
             opened.enter_context(fork_server(_PRELOADED))
         watch_for_interrupts()
         with _frozen_imports() if is_first else nullcontext():

@@ -265,7 +265,7 @@ def note_run(
         is_whole: whether all shards went through all assets.
     """
     latest, root = instance.event_log_storage.get_maximum_record_id() or 0, resources["prover"].root
-    assets = [spec.key.to_user_string() for spec in _specs(definitions) if spec.deps]
+    assets = [spec.key.to_user_string() for spec in partitioned_specs(definitions) if spec.deps]
     ledger, records = Ledger(root), {}
     if is_whole:
         # The next look need not read them; of a store each would be a request.
@@ -308,7 +308,8 @@ def _made(root: str, records: Records) -> str:
     return digest(json.dumps([recorded, sorted(VerdictIndex.read(statistics_folder(root)).shards.items())]))
 
 
-def _specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
+def partitioned_specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
+    """Return the assets that are made by shard, and the raw shards."""
     return [spec for spec in definitions.resolve_all_asset_specs() if spec.partitions_def]
 
 
@@ -343,7 +344,7 @@ def look_at_all(
         needs_scores: whether filters compare a shard with the scores of all: only a run computes that anew.
         tells_of_new: whether the caller has made what an earlier look found due, and tells of it.
     """
-    progress = ProgressLine(len(_specs(definitions)))
+    progress = ProgressLine(len(partitioned_specs(definitions)))
     try:
         return _look(instance, definitions, resources, listing, needs_scores, tells_of_new, progress)
     except Exception:  # noqa: BLE001
@@ -371,7 +372,7 @@ def _look(
     progress.show(0, "looking for what there is to do")
     graph, prover = definitions.resolve_asset_graph(), resources["prover"]
     versions = {key: shard.version for key, shard in listing.items()}
-    finder = DueShardFinder(instance, _specs(definitions), versions)
+    finder = DueShardFinder(instance, partitioned_specs(definitions), versions)
     due = finder.find()
     if any(due.in_progress.values()):
         return Look()

@@ -10,10 +10,9 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
@@ -27,7 +26,6 @@ from mm_assets.automation.sensors import report_inventory, schedules
 from mm_assets.automation.whole_set import RESHARD, SCORED, duplicates_event
 from mm_assets.definitions import build_definitions
 from mm_assets.duplicates.finder import find_duplicates, has_verdicts
-from mm_assets.filters import Filter
 from mm_assets.filters.duplicates import duplicate_filters
 from mm_assets.filters.known_hashes import opened_hash_lists
 from mm_assets.formats.raw_shards import Listing
@@ -36,6 +34,7 @@ from mm_assets.graph.instance_queries import STARTED_BY, fail_lost_runs, process
 from mm_assets.graph.resources import resources_from_environment
 from mm_assets.headless.instance import home_in_force, open_instance, prepare_home, was_interrupted
 from mm_assets.headless.request import (
+    Look,
     MakeRequest,
     Records,
     Selection,
@@ -43,6 +42,7 @@ from mm_assets.headless.request import (
     known,
     look_at_all,
     note_run,
+    partitioned_specs,
     select,
 )
 from mm_assets.headless.summary import RunSummary, failed_steps
@@ -189,7 +189,7 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
             absent = []
         fail_lost_runs(instance)
         definitions = build_definitions(resources)
-        specs = [spec for spec in definitions.resolve_all_asset_specs() if spec.partitions_def]
+        specs = partitioned_specs(definitions)
         selection = select(request, instance, specs, listing, absent, explains=is_dry)
         if is_dry:
             if not request.kinds:
@@ -202,69 +202,204 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         if not selection.keys:
             print("nothing to do")
             return 0
-        is_whole = request == MakeRequest() and not listing.unmatched
-        started = time.monotonic()
-        root, filters = resources["maintained"].root, resources["bounds"].active()
-        few, look = selection.of_shards(()), partial(look_at_all, instance, definitions, resources, listing)
-        if is_whole and settings.fresh_within is None:  # else the events of a run say that all is well
-            needs_scores = _is_first_pass_due(root, filters, is_whole)
-            found = look(needs_scores)
-            if found.records is not None and (made := _as_allowed(found.records, settings.max_loss)):
-                print(f"nothing to do: {counted(len(listing), 'shard')} up to date, as published and proven")
-                return _printed(instance, made, raw.locations, started)
-            few = few if needs_scores else selection.of_shards(found.due)
-        print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
-        job = definitions.resolve_job_def(JOB)
-        summary = RunSummary(selection.keys_by_asset, settings.max_loss)
-        order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
-        if 0 < _FEW * len(few.runs(order)) <= len(selection.runs(order)):
-            due = counted(len(few.keys), "shard")
-            print(f"first what is due: {due}; then a look at the others", flush=True)
-            if _carry_out(instance, job, few, summary, log_level) == INTERRUPTED:
-                return INTERRUPTED
-            standing = look(tells_of_new=True).records if summary.has_succeeded else None
-            if standing is not None and _as_allowed(standing, settings.max_loss):
-                due_keys = frozenset(few.keys)
-                of_others = {
-                    asset: {key: record for key, record in records.items() if key not in due_keys}
+        return _Runs(
+            instance, definitions, resources, request, listing, selection, settings, log_level
+        ).make()
+
+
+class _Runs:
+    """What is asked for, made in runs of neighbouring shards, one after the other.
+
+    Args:
+        selection: what ``request`` asks for, of the raw shards in ``listing``.
+        log_level: as in `_run_shards`.
+    """
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        definitions: dg.Definitions,
+        resources: Mapping[str, Any],
+        request: MakeRequest,
+        listing: Listing,
+        selection: Selection,
+        settings: Settings,
+        log_level: str,
+    ) -> None:
+        self._instance, self._definitions, self._resources = instance, definitions, resources
+        self._request, self._listing, self._selection = request, listing, selection
+        self._settings, self._log_level = settings, log_level
+        self._is_whole = request == MakeRequest() and not listing.unmatched
+        self._root, self._filters = resources["maintained"].root, resources["bounds"].active()
+        self._job = definitions.resolve_job_def(JOB)
+        self._started = time.monotonic()
+        self._begin_summary()
+
+    def make(self) -> int:
+        """Make it, and print problems, a table and the proof; return the exit code."""
+        few = self._selection.of_shards(())
+        if (
+            self._is_whole and self._settings.fresh_within is None
+        ):  # else events of a run say that all is well
+            needs_scores = self._is_first_pass_due()
+            found = self._look(needs_scores)
+            if found.records is not None and (made := self._as_allowed(found.records)):
+                of_all = counted(len(self._listing), "shard")
+                print(f"nothing to do: {of_all} up to date, as published and proven")
+                return self._printed(made)
+            few = few if needs_scores else self._selection.of_shards(found.due)
+        assets = ", ".join(self._request.assets) or "all assets"
+        print(
+            f"materializing {assets} for the raw shards in {self._resources['raw'].locations} ...", flush=True
+        )
+        code = self._make_few(few)
+        code = self._make_first_pass() if code is None else code
+        return self._make_selection() if code is None else code
+
+    def _make_few(self, few: Selection) -> int | None:
+        """Make the shards that are known to be due, if these are few, and look at the others.
+
+        Returns:
+            The exit code, if that ends it.
+        """
+        order = list(self._instance.get_dynamic_partitions(str(SHARDS.name)))
+        if not 0 < _FEW * len(few.runs(order)) <= len(self._selection.runs(order)):
+            return None
+        print(f"first what is due: {counted(len(few.keys), 'shard')}; then a look at the others", flush=True)
+        if self._carry_out(few) == INTERRUPTED:
+            return INTERRUPTED
+        standing = self._look(tells_of_new=True).records if self._summary.has_succeeded else None
+        if standing is not None and self._as_allowed(standing):
+            made = frozenset(few.keys)
+            self._summary.add_unchanged(
+                {
+                    asset: {key: record for key, record in records.items() if key not in made}
                     for asset, records in standing.items()
                 }
-                summary.add_unchanged(of_others)
-                selection = selection.of_shards(())
-            else:  # a run of all tells of each shard once
-                summary = RunSummary(selection.keys_by_asset, settings.max_loss)
-        if FILTERED in selection.keys_by_asset and _is_first_pass_due(root, filters, is_whole):
-            needed = [name for judge in filters for name in judge.statistics()]
-            needed += [judge.name for judge in duplicate_filters(filters)]
-            print(f"first pass: scores of all shards, for {', '.join(sorted(set(needed)))}", flush=True)
-            first = selection.only(SCORED)
-            if _carry_out(instance, job, first, summary, log_level) == INTERRUPTED:
-                return INTERRUPTED
-            if summary.failed_steps:  # a setting is at fault, or the storage: all would fail again
-                return _printed(instance, summary, raw.locations, started)
-            keys = selection.keys_by_asset[FILTERED]
-            stale = _look_at_the_whole(instance, root, filters, is_whole, keys)
-            others = tuple(key for key in listing if key in stale)
-            if summary.has_succeeded:
-                selection = selection.without(SCORED)
-            else:  # a run of all assets tells each fault once
-                summary = RunSummary(selection.keys_by_asset, settings.max_loss)
-            if others and STALE in request.kinds and request.limit is None:
-                more = select(replace(request, shards=others), instance, specs, listing)
-                selection = selection.with_more(more)
-                summary.expect(more.keys_by_asset)
-            elif others:
-                named = f"{counted(len(others), 'other shard')} with other verdicts"
-                print(f"`mm-assets run --changed` makes {named} anew", flush=True)
-            definitions = build_definitions()  # their filters have the statistics
-            job = definitions.resolve_job_def(JOB)
-        code = _carry_out(instance, job, selection, summary, log_level)
-        code = code or _printed(instance, summary, raw.locations, started)
+            )
+            self._selection = self._selection.of_shards(())
+        else:
+            self._begin_summary()  # a run of all tells of each shard once
+        return None
+
+    def _make_first_pass(self) -> int | None:
+        """Make the scores of all shards, and judge the whole set by them, if filters need that.
+
+        Returns:
+            The exit code, if that ends it.
+        """
+        if FILTERED not in self._selection.keys_by_asset or not self._is_first_pass_due():
+            return None
+        needed = [name for judge in self._filters for name in judge.statistics()]
+        needed += [judge.name for judge in duplicate_filters(self._filters)]
+        print(f"first pass: scores of all shards, for {', '.join(sorted(set(needed)))}", flush=True)
+        if self._carry_out(self._selection.only(SCORED)) == INTERRUPTED:
+            return INTERRUPTED
+        if self._summary.failed_steps:  # a setting is at fault, or the storage: all would fail again
+            return self._printed(self._summary)
+        stale = self._judge_whole_set(self._selection.keys_by_asset[FILTERED])
+        others = tuple(key for key in self._listing if key in stale)
+        if self._summary.has_succeeded:
+            self._selection = self._selection.without(SCORED)
+        else:  # a run of all assets tells each fault once
+            self._begin_summary()
+        if others and STALE in self._request.kinds and self._request.limit is None:
+            specs = partitioned_specs(self._definitions)
+            more = select(replace(self._request, shards=others), self._instance, specs, self._listing)
+            self._selection = self._selection.with_more(more)
+            self._summary.expect(more.keys_by_asset)
+        elif others:
+            named = f"{counted(len(others), 'other shard')} with other verdicts"
+            print(f"`mm-assets run --changed` makes {named} anew", flush=True)
+        self._definitions = build_definitions()  # their filters have the statistics
+        self._job = self._definitions.resolve_job_def(JOB)
+        return None
+
+    def _make_selection(self) -> int:
+        code = self._carry_out(self._selection) or self._printed(self._summary)
         if code != INTERRUPTED:
-            report_inventory(instance, definitions.resolve_asset_graph(), listing)
-        if code == 0 and selection.keys:  # else the look has noted it
-            note_run(instance, definitions, resources, listing, is_whole)
+            report_inventory(self._instance, self._definitions.resolve_asset_graph(), self._listing)
+        if code == 0 and self._selection.keys:  # else the look has noted it
+            note_run(self._instance, self._definitions, self._resources, self._listing, self._is_whole)
         return code
+
+    def _look(self, needs_scores: bool = False, tells_of_new: bool = False) -> Look:
+        return look_at_all(
+            self._instance, self._definitions, self._resources, self._listing, needs_scores, tells_of_new
+        )
+
+    def _begin_summary(self) -> None:
+        self._summary = RunSummary(self._selection.keys_by_asset, self._settings.max_loss)
+
+    def _is_first_pass_due(self) -> bool:
+        """Return whether scores come first; statistics that there are judge a few shards, verdicts do not."""
+        if duplicate_filters(self._filters):
+            return True
+        wanted = any(judge.statistics() for judge in self._filters)
+        return wanted and (self._is_whole or bool(missing_statistics(self._root, self._filters)))
+
+    def _judge_whole_set(self, keys: Collection[str]) -> set[str]:
+        """Compute statistics and find duplicates, as far as filters need them, and print lines about them.
+
+        Args:
+            keys: shards that are to be filtered.
+
+        Returns:
+            Other shards whose verdicts have changed.
+        """
+        root, filters = self._root, self._filters
+        lines: list[str] = []
+        stale: set[str] = set()
+        if self._is_whole or missing_statistics(root, filters):
+            with shard_progress() as progress:
+                lines += compute_statistics(root, filters, progress).lines()
+        if self._is_whole or not has_verdicts(root, filters, keys):
+            with shard_progress() as progress:
+                found = find_duplicates(root, filters, progress)
+            if found.found:
+                self._instance.report_runless_asset_event(duplicates_event(found))
+            lines += found.lines()
+            stale = set(found.changed).difference(keys)
+        for line in lines:
+            print(line, flush=True)
+        return stale
+
+    def _carry_out(self, selection: Selection) -> int:
+        """Launch the runs of a selection, one after the other; return `INTERRUPTED` or 0."""
+        instance = self._instance
+        runs = selection.runs(list(instance.get_dynamic_partitions(str(SHARDS.name))))
+        total = sum(len(group) * len(keys) for group, keys in runs)
+        with RunProgress(total) as progress, process_tag(instance) as process:
+            for number, (group, keys) in enumerate(runs, start=1):
+                try:
+                    tags = {**_range(keys), **process, STARTED_BY: "mm-assets run"}
+                    run_id = str(uuid4())
+                    progress.follow(instance, run_id, len(keys))
+                    result = _execute(instance, self._job, tags, group, run_id, self._log_level)
+                except dg.DagsterExecutionInterruptedError:
+                    return interrupted()
+                if was_interrupted(result):
+                    return interrupted()
+                self._summary.add(instance, result)
+                if len(runs) > 1:
+                    progress.print(
+                        f"run {number} of {len(runs)}: {counted(len(keys), 'shard')}, {keys[0]}"
+                        + (f" to {keys[-1]}" if keys[1:] else "")
+                    )
+        return 0
+
+    def _as_allowed(self, records: Records) -> RunSummary | None:
+        """Return the summary of shards that need no run; None if one has lost more than is allowed now."""
+        summary = RunSummary(records, self._settings.max_loss)
+        summary.add_unchanged(records)
+        return None if summary.lossy else summary
+
+    def _printed(self, summary: RunSummary) -> int:
+        """Print what came of all runs, and return the exit code."""
+        summary.add_standing(self._instance)
+        summary.print(self._resources["raw"].locations)
+        print(f"whole run: {time.monotonic() - self._started:.1f} s")
+        return 0 if summary.has_succeeded and summary.is_proven and not summary.lossy else 1
 
 
 def prove(shards: Sequence[str] = ()) -> int:
@@ -342,92 +477,6 @@ def due_lines(instance: dg.DagsterInstance, assets: Collection[str]) -> list[str
     return [f"{shards} due, and taken as last made: {how}"] if due else []
 
 
-def _is_first_pass_due(root: str, filters: Sequence[Filter[Any]], is_whole: bool) -> bool:
-    """Return whether scores come first; statistics that there are judge a few shards, verdicts do not."""
-    if duplicate_filters(filters):
-        return True
-    wanted = any(judge.statistics() for judge in filters)
-    return wanted and (is_whole or bool(missing_statistics(root, filters)))
-
-
-def _look_at_the_whole(
-    instance: dg.DagsterInstance,
-    root: str,
-    filters: Sequence[Filter[Any]],
-    is_whole: bool,
-    keys: Collection[str],
-) -> set[str]:
-    """Compute statistics and find duplicates, as far as filters need them, and print lines about them.
-
-    Args:
-        keys: shards that are to be filtered.
-
-    Returns:
-        Other shards whose verdicts have changed.
-    """
-    lines: list[str] = []
-    stale: set[str] = set()
-    if is_whole or missing_statistics(root, filters):
-        with shard_progress() as progress:
-            lines += compute_statistics(root, filters, progress).lines()
-    if is_whole or not has_verdicts(root, filters, keys):
-        with shard_progress() as progress:
-            found = find_duplicates(root, filters, progress)
-        if found.found:
-            instance.report_runless_asset_event(duplicates_event(found))
-        lines += found.lines()
-        stale = set(found.changed).difference(keys)
-    for line in lines:
-        print(line, flush=True)
-    return stale
-
-
-def _carry_out(
-    instance: dg.DagsterInstance,
-    job: dg.JobDefinition,
-    selection: Selection,
-    summary: RunSummary,
-    log_level: str,
-) -> int:
-    """Launch the runs of a selection, one after the other; return `INTERRUPTED` or 0."""
-    order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
-    runs = selection.runs(order)
-    total = sum(len(group) * len(keys) for group, keys in runs)
-    with RunProgress(total) as progress, process_tag(instance) as process:
-        for number, (group, keys) in enumerate(runs, start=1):
-            try:
-                tags = {**_range(keys), **process, STARTED_BY: "mm-assets run"}
-                run_id = str(uuid4())
-                progress.follow(instance, run_id, len(keys))
-                result = _execute(instance, job, tags, group, run_id, log_level)
-            except dg.DagsterExecutionInterruptedError:
-                return interrupted()
-            if was_interrupted(result):
-                return interrupted()
-            summary.add(instance, result)
-            if len(runs) > 1:
-                progress.print(
-                    f"run {number} of {len(runs)}: {counted(len(keys), 'shard')}, {keys[0]}"
-                    + (f" to {keys[-1]}" if keys[1:] else "")
-                )
-    return 0
-
-
-def _as_allowed(records: Records, max_loss: float) -> RunSummary | None:
-    """Return the summary of shards that need no run; None if one has lost more than is allowed now."""
-    summary = RunSummary(records, max_loss)
-    summary.add_unchanged(records)
-    return None if summary.lossy else summary
-
-
-def _printed(instance: dg.DagsterInstance, summary: RunSummary, locations: str, started: float) -> int:
-    """Print what came of all runs, and return the exit code."""
-    summary.add_standing(instance)
-    summary.print(locations)
-    print(f"whole run: {time.monotonic() - started:.1f} s")
-    return 0 if summary.has_succeeded and summary.is_proven and not summary.lossy else 1
-
-
 def _execute(
     instance: dg.DagsterInstance,
     job: dg.JobDefinition,
@@ -455,10 +504,6 @@ def _range(keys: Sequence[str]) -> dict[str, str]:
 
 def _instance() -> AbstractContextManager[dg.DagsterInstance]:
     return open_instance(prepare_home())
-
-
-def _assets_of(request: MakeRequest) -> str:
-    return ", ".join(request.assets) or "all assets"
 
 
 def _warn_of_removed(keys: Sequence[str]) -> None:

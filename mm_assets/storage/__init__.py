@@ -237,6 +237,15 @@ def fsspec_arguments(uri: str) -> dict[str, Any]:
     return arguments
 
 
+def import_client(locations: Iterable[str]) -> None:
+    """Import the client of S3 if some location is there, for workers that are forked from here later.
+
+    To open a location does that, too, but starts a thread, and a process with threads cannot be forked.
+    """
+    if any(scheme in location for scheme in S3_SCHEMES for location in locations):
+        from mm_assets.storage import s3  # noqa: F401
+
+
 def storage_options_from_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return Lance ``storage_options`` from the standard ``AWS_*`` variables.
 

@@ -20,6 +20,7 @@ from typing import IO, Any
 from unittest.mock import patch
 
 from mm_assets.cli import main
+from mm_assets.pool import WORKER_ENVIRONMENT
 
 REPOSITORY = Path(__file__).parents[2]
 # Root reads and writes what permissions forbid, unless these powers are taken away.
@@ -49,6 +50,22 @@ def run(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]
         sys.stdout.flush()
         sys.stderr.flush()
         return subprocess.CompletedProcess(given, code, _text_of(out), _text_of(err))
+
+
+def imports_of(*arguments: object, **settings: str) -> list[str]:
+    """Run ``mm-assets`` in a process of its own, and return what its processes import, each for itself.
+
+    What a worker has from the process that it was forked from is named once.
+    """
+    variables = {name: text for name, text in os.environ.items() if name not in WORKER_ENVIRONMENT}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "mm_assets.cli", *map(_text, arguments)],
+        capture_output=True,
+        text=True,
+        env=variables | settings,
+    )
+    assert done.returncode == 0, done.stderr
+    return [line.split()[-1] for line in done.stderr.splitlines() if line.startswith("import time:")]
 
 
 @contextmanager
