@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -34,8 +34,9 @@ _BOUNDS = {
 _THREE = ("curated_parquet", "image_scores", "filtered_parquet", "final_tars")
 _SAMPLES_OF_A_SHARD = 85
 _FORMATS = "webdataset,parquet,parquet,webdataset"
-_RUN, _THREE_OF_RUN, _CONVERTS, _ALONE, _BY_RAY, _COPY = (
+_RUN, _REFERENCES, _THREE_OF_RUN, _CONVERTS, _ALONE, _BY_RAY, _COPY = (
     "run, all outputs",
+    "run, all outputs, images of filtered Parquet by reference",
     "run, three outputs",
     "three converts",
     "NeMo Curator, no executor",
@@ -141,10 +142,12 @@ def _measure_large(count: int, rounds: int) -> None:
         "one after the other: in its own process without an executor, its best case, or by Ray Data. The "
         "raw copy reads and writes about as many bytes as the three steps do."
     )
-    rows, figures = [], []
+    rows, figures, stored = [], [], []
     for layout in LAYOUTS:
         shape = Shape(layout, count, samples)
-        runs = _turns(files_of(shape, "webdataset").files, layout, rounds)
+        files = files_of(shape, "webdataset").files
+        runs, sizes = _turns(files, layout, rounds)
+        stored += _bytes_rows(layout, files, sizes, runs)
         rows += [_large_row(layout, name, runs) for name in runs]
         figures.append(
             {
@@ -162,20 +165,31 @@ def _measure_large(count: int, rounds: int) -> None:
             forget(shape)
     header = ("input", "program", "CPU s", "wall s", "peak, MiB", "CPU of run, three outputs: less by")
     results.table(header, rows)
+    results.say(
+        "Bytes in MB: outputs on disk, and what processes read and wrote by calls to the system. What is "
+        "mapped, as the Arrow cache is, is not in these."
+    )
+    results.table(("input", "MB", "MM_FILTERED=copy", "MM_FILTERED=reference"), stored)
     results.keep({"rounds": rounds, "cases": figures})
     results.publish()
 
 
-def _turns(files: Sequence[Path], layout: str, rounds: int) -> dict[str, list[Measurement]]:
+def _turns(
+    files: Sequence[Path], layout: str, rounds: int
+) -> tuple[dict[str, list[Measurement]], dict[str, dict[str, int]]]:
+    """Measure all in turns; return that, and the bytes in each folder of a run of all outputs."""
+    references = {"MM_FILTERED": "reference"}
     contenders = (
         _Contender(_THREE_OF_RUN, lambda files, output: _ours(files, output, _THREE), "webdataset"),
         _Contender(_RUN, lambda files, output: _ours(files, output, ()), "webdataset"),
+        _Contender(_REFERENCES, lambda files, output: _ours(files, output, (), references), "webdataset"),
         _Contender(_CONVERTS, _converted, "tars"),
         _Contender(_ALONE, lambda files, output: _theirs(files, output, "none"), "tars"),
         _Contender(_BY_RAY, lambda files, output: _theirs(files, output, "ray"), "tars"),
         _Contender(_COPY, _copied),
     )
     runs: dict[str, list[Measurement]] = {contender.name: [] for contender in contenders}
+    sizes: dict[str, dict[str, int]] = {}
     for number in range(rounds):
         tars = {}
         for contender in contenders if number % 2 == 0 else contenders[::-1]:
@@ -183,19 +197,29 @@ def _turns(files: Sequence[Path], layout: str, rounds: int) -> dict[str, list[Me
                 warm(files)
                 runs[contender.name].append(contender.measure(files, output))
                 print(layout, contender.name, f"{runs[contender.name][-1].cpu:.2f} s", flush=True)
+                if contender.name in (_RUN, _REFERENCES):
+                    sizes[contender.name] = {
+                        folder.name: _size_of(folder) for folder in sorted(output.iterdir())
+                    }
                 if number == 0 and contender.tars:  # Curator encodes frames of a TIFF anew
                     tars[contender.name] = kept(
                         output / contender.tars, "webdataset", with_bytes=layout != "tiff"
                     )
         for name in tars:
             check_same(tars[_RUN], tars[name])
-    return runs
+    return runs, sizes
 
 
-def _ours(files: Sequence[Path], output: Path, assets: Sequence[str]) -> Measurement:
+def _size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _ours(
+    files: Sequence[Path], output: Path, assets: Sequence[str], settings: Mapping[str, str] | None = None
+) -> Measurement:
     command, environment = _run_of(files, output)
     only = ["--assets", ",".join(assets)] if assets else []
-    return measure_command([*command, *only], {**environment, **_BOUNDS})
+    return measure_command([*command, *only], {**environment, **_BOUNDS, **(settings or {})})
 
 
 def _converted(files: Sequence[Path], output: Path) -> Measurement:
@@ -248,3 +272,20 @@ def _large_row(layout: str, name: str, runs: dict[str, list[Measurement]]) -> tu
     times = median(cpu) / median(one.cpu for one in runs[_THREE_OF_RUN])
     peak = max(one.peak for one in runs[name])
     return layout, name, spread(cpu), spread(wall), f"{peak:.0f}", f"{times:.2f}×"
+
+
+def _bytes_rows(
+    layout: str,
+    files: Sequence[Path],
+    sizes: Mapping[str, Mapping[str, int]],
+    runs: Mapping[str, Sequence[Measurement]],
+) -> list[tuple[str, ...]]:
+    """A line for the raw shards, for each folder of at least a hundredth of them, and for all together."""
+    raw = sum(file.stat().st_size for file in files)
+    large = [folder for folder, size in sizes[_RUN].items() if size * 100 >= raw]
+    figures = {"raw shards": [raw, raw]}
+    figures |= {folder: [sizes[name][folder] for name in (_RUN, _REFERENCES)] for folder in large}
+    figures["all outputs"] = [sum(sizes[name].values()) for name in (_RUN, _REFERENCES)]
+    for what in ("read", "written"):
+        figures[what] = [runs[name][0].result[what] for name in (_RUN, _REFERENCES)]
+    return [(layout, what, *(f"{n / 1e6:,.0f}" for n in both)) for what, both in figures.items()]

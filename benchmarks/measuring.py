@@ -58,7 +58,8 @@ def measure_command(command: Sequence[str], environment: Mapping[str, str] | Non
     """Run a command and measure it whole: interpreter, imports, and every process that it starts.
 
     Processes that outlive it, such as Ray's, become children of the one that measures, which waits for them;
-    ``wall`` is that of the command alone. ``peak`` is that of its largest process.
+    ``wall`` is that of the command alone. ``peak`` is that of its largest process. ``result`` has the bytes
+    that were ``read`` and ``written`` by calls to the system, from and to anything: not by mapped memory.
     """
     return _measured_apart(["--command", *command], f"{' '.join(command[:6])} …", None, environment)
 
@@ -87,7 +88,7 @@ def _measured_command(command: Sequence[str]) -> Measurement:
     seen: dict[int, float] = {}
     sampler = threading.Thread(target=_sample_descendants, args=(seen, is_over))
     sampler.start()
-    started = time.perf_counter()
+    before, started = _bytes_moved(), time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     code = process.wait()
     wall = time.perf_counter() - started
@@ -99,9 +100,16 @@ def _measured_command(command: Sequence[str]) -> Measurement:
     if code:
         raise TaskFailed(f"exit {code}")
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Measurement(
-        max(usage.ru_utime + usage.ru_stime, sum(seen.values())), wall, usage.ru_maxrss / 1024, {}
-    )
+    cpu = max(usage.ru_utime + usage.ru_stime, sum(seen.values()))
+    after = _bytes_moved()
+    moved = {name: after[name] - before[name] for name in after}
+    return Measurement(cpu, wall, usage.ru_maxrss / 1024, moved)
+
+
+def _bytes_moved() -> dict[str, int]:
+    """Bytes that this process, and children it waited for, have read and written so far."""
+    found = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return {"read": int(found["rchar"]), "written": int(found["wchar"])}
 
 
 def _sample_descendants(seen: dict[int, float], is_over: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,3 +58,14 @@ def test_a_whole_command_has_the_processes_that_outlive_it() -> None:
 def test_a_command_that_fails_says_why() -> None:
     with pytest.raises(TaskFailed, match="no such thing"):
         measure_command([sys.executable, "-c", "raise SystemExit('no such thing')"])
+
+
+def test_a_whole_command_has_the_bytes_that_its_processes_move(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(64 * _MIB))
+    names = f"{str(file)!r}, {str(file) + '.copy'!r}"
+    copy = f"a, b = {names}; open(b, 'wb').write(open(a, 'rb').read())"
+    by_child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {copy!r}], check=True)"
+    done = measure_command([sys.executable, "-c", by_child])
+    assert 64 * _MIB <= done.result["read"] < 72 * _MIB  # with what the interpreters read
+    assert 64 * _MIB <= done.result["written"] < 65 * _MIB
