@@ -33,12 +33,17 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _commit() -> str:
+    """The commit, with a mark if its files were changed, other than by results of earlier benchmarks."""
     if shutil.which("git") is None:
         return "unknown"
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
+    head = _git("describe", "--always")
+    changes = _git("diff", "HEAD", "--stat", "--", ".", ":!benchmarks/results")
+    return f"{head or 'unknown'}{'-dirty' if changes else ''}"
+
+
+def _git(*command: str) -> str:
+    done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _first(path: str, name: str) -> str:
