@@ -47,6 +47,9 @@ from mm_assets.storage.files import (
 from mm_assets.storage.listing import LEDGER_BESIDE
 from mm_assets.storage.stamps import existing_files, parallel_map, stat_outputs
 
+LEDGER_FOLDER = "ledger"
+ACCOUNTS_FOLDER = "accounts"  # in that of the ledger
+
 
 def stated_partitions(folder: str, suffix: str) -> list[str]:
     """Return the partitions that the files of a folder belong to, by name or content; none without a folder.
@@ -180,6 +183,27 @@ class ShardRecord:
     account: Mapping[str, Any] = field(default_factory=dict)
     rows_digest: str = ""
     lost_rows: int = 0
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], format_: int) -> ShardRecord:
+        """Return a record as it was stored.
+
+        Raises:
+            ValueError, TypeError: it is of another format.
+        """
+        if fields.get("format") != format_:
+            raise ValueError(f"not of format {format_}")
+        return cls(**{name: value for name, value in fields.items() if name != "format"})
+
+    def checked(self, asset: str, name: str) -> ShardRecord:
+        """Return the record.
+
+        Raises:
+            ValueError: it is not of this asset, and of the partition whose files have this name.
+        """
+        if (self.asset, partition_filename(self.key)) != (asset, name):
+            raise ValueError(f"belongs to shard {self.key!r} of {self.asset}")
+        return self
 
     @property
     def is_earlier(self) -> bool:

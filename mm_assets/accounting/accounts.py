@@ -17,29 +17,23 @@ import json
 import logging
 import os
 import sys
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets.accounting import (
     ACCOUNT_SCHEMA,
-    CURATED,
+    ACCOUNTS_FOLDER,
     FILES,
     ITEMS_SCHEMA,
-    PUBLISHED,
+    LEDGER_FOLDER,
     ShardRecord,
     account_index_folder,
-    account_rows,
-    account_table,
     count_lost_items,
     digest_files,
     file_problem,
@@ -47,28 +41,33 @@ from mm_assets.accounting import (
     recorded_files,
     stated_partitions,
 )
+from mm_assets.accounting.earlier_ledger import EarlierLedger
 from mm_assets.formats.names import partition_filename
 from mm_assets.formats.parquet import SHARD, UNREADABLE, UnreadableFile, read_buffer
 from mm_assets.model.digest import ContentDigest
 from mm_assets.storage.errors import readable_store_errors
 from mm_assets.storage.files import (
-    filesystem,
     is_remote,
     join,
     local_path,
     publish_bytes,
     read_bytes,
     read_end,
-    remove,
     sync,
 )
-from mm_assets.storage.small_files import SEAL, KnownFiles, content_etag, seal, small_object, unseal
+from mm_assets.storage.small_files import (
+    SEAL,
+    KnownFiles,
+    StampedCache,
+    content_etag,
+    seal,
+    small_object,
+    unseal,
+)
 from mm_assets.storage.stamps import files_in, own_stamp, parallel_map
 
 log = logging.getLogger(__name__)
 
-LEDGER_FOLDER = "ledger"
-ACCOUNTS_FOLDER = "accounts"
 FORMAT = 5
 _SUFFIX = ".parquet"
 _RECORD = b"mm_assets:record"  # key in the Parquet metadata
@@ -95,7 +94,7 @@ class WrittenAccount:
     def remember(self) -> None:
         """Have this process read the record from the account no more, as long as the stamp is the same."""
         _written.add(self.digest)
-        _remember(self.uri, self.stamp, self.record)
+        _records.keep(self.uri, self.stamp, self.record)
 
 
 class Ledger:
@@ -125,37 +124,48 @@ class Ledger:
         """Return the locations of all that the ledger may have of a shard, existing or not."""
         return [self.uri(asset, partition), *self._earlier.uris(asset, partition)]
 
-    def records(self, asset: str, partitions: Iterable[str]) -> dict[str, ShardRecord]:
+    def records(
+        self, asset: str, partitions: Iterable[str], *, with_rows: bool = False
+    ) -> dict[str, ShardRecord]:
         """Return the records of these shards, without those that do not exist.
 
         An unreadable account is logged and counts as missing: its shard is made again, which also rewrites
         the account.
+
+        Args:
+            with_rows: whether to read the rows, too, of what is read from a store, for `problems`.
         """
         names = {partition_filename(partition): partition for partition in partitions}
-        return {names[name]: record for name, record in self.records_by_name(asset, names).items()}
+        found = self.records_by_name(asset, names, with_rows=with_rows)
+        return {names[name]: record for name, record in found.items()}
 
-    def records_by_name(self, asset: str, names: Iterable[str]) -> dict[str, ShardRecord]:
+    def records_by_name(
+        self, asset: str, names: Iterable[str], *, with_rows: bool = False
+    ) -> dict[str, ShardRecord]:
         """Return records by the names of their files (`partition_filename`), else as `records`."""
         uris = {name: join(self.folder(asset), f"{name}.parquet") for name in names}
         # First: another process may be making accounts of them, and each is there before its record goes.
         earlier = self._earlier.records(asset, list(uris))
-        stamps = _stamps(self.folder(asset), len(uris))
-        known = {name: _recall(uri, (stamps or {}).get(uri)) for name, uri in uris.items()}
+        listed = _stamps(self.folder(asset), len(uris))
+        stamps = listed or {}
+        known = {name: _recall(uri, stamps.get(uri)) for name, uri in uris.items()}
         found = {name: self._checked(record, asset, name) for name, record in known.items() if record}
-        listed = uris.values() if stamps is None else stamps
-        unread = [name for name, uri in uris.items() if name not in found and uri in listed]
-        sizes = {uri: int(stamp.partition(":")[0]) for uri, stamp in (stamps or {}).items()}
-        contents = parallel_map(lambda name: self._end_of(uris[name], sizes), unread, self._root)
-        for name, data in zip(unread, contents, strict=True):
+        there = uris.values() if listed is None else listed
+        unread = {name: uri for name, uri in uris.items() if name not in found and uri in there}
+        with_rows &= listed is not None  # with stamps, by which they are known again
+        read = read_bytes if with_rows else partial(_end_of, stamps=stamps)
+        for name, data in zip(unread, parallel_map(read, unread.values(), self._root), strict=True):
             if data is None:
                 continue
             earlier.pop(name, None)
+            uri = unread[name]
             try:
                 record = record_of(data)
                 found[name] = self._checked(record, asset, name)
-                _remember(uris[name], (stamps or {}).get(uris[name], ""), record)
+                _records.keep(uri, stamps.get(uri), record)
+                if with_rows:
+                    _has_rows.keep(uri, stamps.get(uri), _are_as_written(data, record))
             except UNREADABLE as error:
-                uri = uris[name]
                 log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
         resolved = {name: replace(one, uri=self._absolute(one.uri)) for name, one in earlier.items()}
         return resolved | found
@@ -180,7 +190,7 @@ class Ledger:
             with suppress(*UNREADABLE):  # of another release
                 fields = json.loads(text)
                 fields["uri"] = self._absolute(fields["uri"])
-                found[name] = _of(asset, name, _of_fields(fields, FORMAT))
+                found[name] = ShardRecord.from_fields(fields, FORMAT).checked(asset, name)
         unread = [name for name in names if name not in found]
         earlier = self._earlier.records(asset, unread)  # first, as in `records_by_name`
         answers = parallel_map(lambda name: self._read_whole(asset, name, known), unread, self._root)
@@ -264,7 +274,7 @@ class Ledger:
         if data is None:
             return None
         try:
-            return read_buffer(data, ACCOUNT_SCHEMA.names, verify=True).cast(ACCOUNT_SCHEMA)
+            return _rows_of(data)
         except UNREADABLE as error:
             raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error
 
@@ -272,13 +282,17 @@ class Ledger:
         """Return a line for each small file of a shard that is not as it was written, by shard.
 
         These are the rows of its account, and the files of scores and quarantine. Shards without problems
-        are left out. The files of all shards are read in one go.
+        are left out. The files of all shards are read in one go. Rows that were read with `records`, and
+        those alone, are not read again.
         """
         records = list(records)
         written = {record.key: recorded_files(record) for record in records}
         uris = [join(self._root, path) for files in written.values() for path in files]
         present = digest_files(self._root, uris)
-        of_rows = parallel_map(self._row_problem, records, self._root)
+        stamps: dict[str, str] = {}
+        for asset in {record.asset for record in records}:
+            stamps |= _stamps(self.folder(asset), len(records)) or {}
+        of_rows = parallel_map(lambda record: self._row_problem(record, stamps), records, self._root)
         found: dict[str, list[str]] = {}
         for record, problem in zip(records, of_rows, strict=True):
             lines = [
@@ -308,11 +322,17 @@ class Ledger:
 
     def _checked(self, record: ShardRecord, asset: str, name: str) -> ShardRecord:
         """Return the record with its URI; it must be of this asset and file."""
-        return replace(_of(asset, name, record), uri=self._absolute(record.uri))
+        return replace(record.checked(asset, name), uri=self._absolute(record.uri))
 
-    def _row_problem(self, record: ShardRecord) -> str:
-        """Return a line if the rows of a shard's account are not those that its record was written with."""
-        if record.is_earlier:  # it has digests of the files
+    def _row_problem(self, record: ShardRecord, stamps: Mapping[str, str]) -> str:
+        """Return a line if the rows of a shard's account are not those that its record was written with.
+
+        Args:
+            stamps: of accounts in a store, by location.
+        """
+        uri = self.uri(record.asset, record.key)
+        # An account of an earlier release has digests of its files.
+        if record.is_earlier or _has_rows.of(uri, stamps.get(uri)):
             return ""
         try:
             self._recorded_rows(record)
@@ -340,13 +360,8 @@ class Ledger:
         if data is None:
             return None
         try:
-            file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-            record = _record(file.metadata.metadata[_RECORD], FORMAT)
-            _of(asset, name, record)
-            is_whole = xxhash.xxh3_128_digest(data) in _written
-            if not is_whole:
-                rows = file.read(ACCOUNT_SCHEMA.names, use_threads=False).cast(ACCOUNT_SCHEMA)
-                is_whole = _digest(rows) == record.rows_digest
+            record = record_of(data).checked(asset, name)
+            is_whole = xxhash.xxh3_128_digest(data) in _written or _are_as_written(data, record)
         except UNREADABLE as error:
             log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
             return _Account(None)
@@ -362,15 +377,18 @@ class Ledger:
                 is_whole &= written is None and found is None
         return _Account(record if is_whole else None, etags)
 
-    def _end_of(self, uri: str, sizes: Mapping[str, int]) -> bytes | None:
-        """Return the end of an account, with all of its metadata, or all of it; None if it does not exist."""
-        # Lance is not loaded for it: a process that has can hardly fork.
-        if uri in sizes and "lance" in sys.modules and (data := small_object(uri, sizes[uri])):
+
+def _end_of(uri: str, stamps: Mapping[str, str]) -> bytes | None:
+    """Return the end of an account, with all of its metadata, or all of it; None if it does not exist."""
+    # Lance is not loaded for it: a process that has can hardly fork.
+    if uri in stamps and "lance" in sys.modules:
+        data = small_object(uri, int(stamps[uri].partition(":")[0]))
+        if data:
             return data
-        end = read_end(uri, _END_BYTES)
-        if end is None or int.from_bytes(end[-8:-4], "little") + 8 <= len(end):
-            return end
-        return read_bytes(uri)
+    end = read_end(uri, _END_BYTES)
+    if end is None or int.from_bytes(end[-8:-4], "little") + 8 <= len(end):
+        return end
+    return read_bytes(uri)
 
 
 # Digests of the accounts that this process and its workers have written: nobody need compare their rows with
@@ -378,8 +396,10 @@ class Ledger:
 _written: set[bytes] = set()
 
 # Records that this process has written, or read from remote accounts: one run asks for each many times.
-_records: OrderedDict[str, tuple[str, ShardRecord]] = OrderedDict()
-_MOST_RECORDS = 4000
+_records: StampedCache[ShardRecord] = StampedCache(4000)
+_has_rows: StampedCache[bool] = StampedCache(
+    4000
+)  # whether those of remote accounts are as they were written
 _LEAST_LISTED = 4  # fewer accounts are asked for one by one
 _LISTED_AT_ONCE = 1000  # files that one request lists
 _sizes: dict[str, int] = {}  # of folders, when they were listed last
@@ -395,18 +415,20 @@ def _stamps(folder: str, wanted: int) -> dict[str, str] | None:
 
 
 def _recall(uri: str, stamp: str | None) -> ShardRecord | None:
-    known_stamp, record = _records.get(uri, (None, None))
-    if record is not None and not is_remote(uri):
+    if uri in _records and not is_remote(uri):
         stamp = own_stamp(local_path(uri))
-    return record if stamp and stamp == known_stamp else None  # no stamp: there is no account
+    return _records.of(uri, stamp)
 
 
-def _remember(uri: str, stamp: str, record: ShardRecord) -> None:
-    if stamp:
-        _records[uri] = stamp, record
-        _records.move_to_end(uri)
-        while len(_records) > _MOST_RECORDS:
-            _records.popitem(last=False)
+def _are_as_written(data: bytes, record: ShardRecord) -> bool:
+    """Return whether the rows of a whole account are those that its record was written with."""
+    with suppress(*UNREADABLE):
+        return _digest(_rows_of(data)) == record.rows_digest
+    return False
+
+
+def _rows_of(data: bytes) -> pa.Table:
+    return read_buffer(data, ACCOUNT_SCHEMA.names, verify=True).cast(ACCOUNT_SCHEMA)
 
 
 def _account(record: ShardRecord, rows: pa.Table) -> tuple[bytes, ShardRecord]:
@@ -418,7 +440,7 @@ def _account(record: ShardRecord, rows: pa.Table) -> tuple[bytes, ShardRecord]:
         writer.write_table(rows)
         writer.add_key_value_metadata({_RECORD.decode(): sealed, SHARD: record.key})
     stored = {name: value for name, value in json.loads(sealed).items() if name != SEAL}
-    return sink.getvalue().to_pybytes(), _of_fields(stored, FORMAT)
+    return sink.getvalue().to_pybytes(), ShardRecord.from_fields(stored, FORMAT)
 
 
 def record_of(data: bytes) -> ShardRecord:
@@ -427,24 +449,8 @@ def record_of(data: bytes) -> ShardRecord:
     Raises:
         UNREADABLE: (one of these classes) the data is anything else.
     """
-    return _record(pq.read_metadata(pa.BufferReader(data)).metadata[_RECORD], FORMAT)
-
-
-def _record(data: bytes, format_: int) -> ShardRecord:
-    return _of_fields(unseal(data), format_)
-
-
-def _of_fields(fields: dict[str, Any], format_: int) -> ShardRecord:
-    if fields.pop("format", None) != format_:
-        raise ValueError(f"not of format {format_}")
-    return ShardRecord(**fields)
-
-
-def _of(asset: str, name: str, record: ShardRecord) -> ShardRecord:
-    """Return a record, which must be of this asset and file."""
-    if (record.asset, partition_filename(record.key)) != (asset, name):
-        raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
-    return record
+    sealed = pq.read_metadata(pa.BufferReader(data)).metadata[_RECORD]
+    return ShardRecord.from_fields(unseal(sealed), FORMAT)
 
 
 def _digest(rows: pa.Table) -> str:
@@ -465,134 +471,3 @@ def losses_digest(record: ShardRecord) -> str:
 
 def _is_of_ledger(path: str) -> bool:
     return path.startswith(f"{LEDGER_FOLDER}/")
-
-
-_EARLIER_FORMAT = 4
-_IS_ITEM = pc.field("position").is_valid()
-_OF_NOTE = ("format", "partition")  # keys of a note on what was published that say whose it is
-# Folders; all others are of earlier releases.
-_PRESENT = (ACCOUNTS_FOLDER, "raw_shards", "index", "retired", "erasures")
-_without_earlier: set[str] = set()
-
-
-class EarlierLedger:
-    """What an earlier release has left below a storage root: a record, lost items and a balance apart."""
-
-    def __init__(self, root: str) -> None:
-        self._root = join(root, LEDGER_FOLDER)
-
-    @cached_property
-    def exists(self) -> bool:
-        """Whether there is anything of an earlier release; of a URL it is asked once."""
-        if self._root not in _without_earlier:
-            if any(not name.startswith(".") and name not in _PRESENT for name in self._names()):
-                return True
-            if is_remote(self._root):
-                _without_earlier.add(self._root)
-        return False
-
-    def _names(self) -> list[str]:
-        fs, path = filesystem(self._root)
-        try:
-            return [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)]
-        except FileNotFoundError:
-            return []
-
-    def item_folders(self, asset: str) -> list[str]:
-        """Return the folder with the lost items of an asset, if there is anything of an earlier release."""
-        return [join(self._root, "items", partition_filename(asset))] if self.exists else []
-
-    def uris(self, asset: str, partition: str) -> list[str]:
-        """Return the locations of what there may be of a shard."""
-        if not self.exists:
-            return []
-        asset, name = partition_filename(asset), partition_filename(partition)
-        uris = [join(self._root, asset, f"{name}.json")]
-        uris += [join(self._root, folder, asset, f"{name}.parquet") for folder in ("items", "balance")]
-        if asset == CURATED.asset:
-            uris.append(self._published(name))
-            uris.append(join(self._root, "sample_ids", f"{name}.parquet"))
-        return uris
-
-    def records(self, asset: str, names: Sequence[str]) -> dict[str, ShardRecord]:
-        """Return records by the names of their files."""
-        if not names or not self.exists:
-            return {}
-        folder = join(self._root, partition_filename(asset))
-        found = parallel_map(lambda name: self._read(folder, asset, name), names, self._root)
-        return {name: record for name, record in zip(names, found, strict=True) if record is not None}
-
-    def _read(self, folder: str, asset: str, name: str) -> ShardRecord | None:
-        uri = join(folder, f"{name}.json")
-        data = read_bytes(uri)
-        if data is None:
-            return None
-        try:
-            record = _of(asset, name, _record(data, _EARLIER_FORMAT))
-        except (ValueError, TypeError) as error:
-            log.warning("record %s is unreadable, the next run makes its shard again: %s", uri, error)
-            return None
-        published = read_bytes(self._published(name)) if asset == CURATED.asset else None
-        with suppress(ValueError, LookupError):  # without it the output itself is read
-            if published is not None:
-                content = json.loads(unseal(published)["content"])
-                text = json.dumps({name: content[name] for name in content if name not in _OF_NOTE})
-                return replace(record, account={**record.account, PUBLISHED: text})
-        return record
-
-    def _published(self, name: str) -> str:
-        return join(self._root, "raw_shards", f"{name}.published.json")
-
-    def named(self, asset: str) -> list[str]:
-        """Return the shards of an asset that have a record, readable or not, by the names of the files."""
-        folder = join(self._root, partition_filename(asset))
-        return stated_partitions(folder, ".json") if self.exists else []
-
-    def items(self, asset: str, partition: str) -> pa.Table:
-        """Return lost items in `ITEMS_SCHEMA`."""
-        items = self._table("items", asset, partition, ITEMS_SCHEMA.names)
-        return ITEMS_SCHEMA.empty_table() if items is None else items
-
-    def rows(self, record: ShardRecord) -> pa.Table:
-        """Return lost items and balance of a shard as the rows of an account.
-
-        Raises:
-            UnreadableFile: one of the files is damaged or missing.
-        """
-        asset, partition = record.asset, record.key
-        balance = self._table("balance", asset, partition, ["entry", "items", "samples", "digest"])
-        items = self.items(asset, partition)
-        lost = record.account.get("lost", {}).get("rows", 0)
-        counted = len(items.filter(pc.field("outcome").isin(["filtered", "quarantined"]) & _IS_ITEM))
-        if counted != lost or (balance is None and "written" in record.account):
-            raise UnreadableFile(
-                f"{self._root}: {lost} lost items of {asset}, shard {partition!r}, "
-                f"{counted} found, {'no' if balance is None else 'a'} balance"
-            )
-        if balance is None:
-            return account_table(asset, partition)
-        sums = {row.pop("entry"): row for row in balance.to_pylist()}
-        return account_rows(asset, partition, sums, items)
-
-    def remove(self, asset: str, partition: str) -> None:
-        """Remove what an account has replaced, and local folders that are empty then."""
-        for uri in self.uris(asset, partition):
-            remove(uri)
-            if not is_remote(uri):
-                folder = Path(local_path(uri)).parent
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
-                    folder.parent.rmdir()
-        if asset == CURATED.asset and self.exists:
-            folder_of_index = join(self._root, "index", "sample_ids")
-            for name in files_in(folder_of_index):
-                remove(join(folder_of_index, name))
-
-    def _table(self, folder: str, asset: str, partition: str, columns: Sequence[str]) -> pa.Table | None:
-        name = f"{partition_filename(partition)}.parquet"
-        uri = join(self._root, folder, partition_filename(asset), name)
-        data = read_bytes(uri) if self.exists else None
-        try:
-            return None if data is None else read_buffer(data, columns)
-        except UNREADABLE as error:
-            raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error

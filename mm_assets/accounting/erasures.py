@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.accounts import LEDGER_FOLDER
+from mm_assets.accounting import LEDGER_FOLDER
 from mm_assets.filters.id_list import HASH_DIGITS
 from mm_assets.filters.known_hashes import DEFAULT_RADIUS, MOST_RADIUS, HashList, KnownHashes, picture_hashes
 from mm_assets.formats.materialize import materialize_parts

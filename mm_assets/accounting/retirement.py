@@ -16,12 +16,13 @@ from mm_assets.accounting import (
     DERIVED,
     DERIVED_FOLDERS,
     LANCE,
+    LEDGER_FOLDER,
     OUTPUTS,
     TARS,
     index_folder,
     stated_partitions,
 )
-from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.formats import accounted_format
 from mm_assets.accounting.proof import Evidence, ProofStore
 from mm_assets.accounting.survey_store import SurveyStore

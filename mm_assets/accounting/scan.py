@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.accounts import LEDGER_FOLDER
+from mm_assets.accounting import LEDGER_FOLDER
 from mm_assets.accounting.erasures import SAMPLE_ID
 from mm_assets.accounting.needles import Needles, NeedleSearch
 from mm_assets.formats.parquet import parquet_file

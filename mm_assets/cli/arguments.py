@@ -399,8 +399,7 @@ def absolute_root(root: str) -> str:
 
 def refuse_other_folder(root: str, named_by: str = "--storage or MM_STORAGE") -> None:
     """Raise ``FileNotFoundError`` for a missing storage root, or one without any output or ledger."""
-    from mm_assets.accounting import OUTPUTS
-    from mm_assets.accounting.accounts import LEDGER_FOLDER
+    from mm_assets.accounting import LEDGER_FOLDER, OUTPUTS
     from mm_assets.storage.errors import absent
     from mm_assets.storage.files import filesystem
 

@@ -84,7 +84,8 @@ class Prover(dg.ConfigurableResource[Any]):
         needed = {asset, *(each.asset for each in made_from(asset))}
         if output.source is not None:
             needed.add(output.source)
-        records = {name: Ledger(self.root).records(name, keys) for name in needed}
+        # All rows are read once for all outputs that ask for an account.
+        records = {name: Ledger(self.root).records(name, keys, with_rows=request.again) for name in needed}
         store = ProofStore(self.root)
         stats = present_stats(asset, records[asset])
         table = accounted_format(output.kind).table
@@ -210,7 +211,7 @@ class Prover(dg.ConfigurableResource[Any]):
         ledger = Ledger(self.root)
         found = ledger.problems(records.values())
         for derived in DERIVED.get(asset, ()):
-            of_derived = ledger.records(derived, records)
+            of_derived = ledger.records(derived, records, with_rows=True)
             for key, problems in ledger.problems(of_derived.values()).items():
                 found.setdefault(key, []).extend(problems)
         return found

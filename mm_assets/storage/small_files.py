@@ -9,6 +9,7 @@
   counts as not indexed. Segments are merged as they grow, so that there are few. Two processes may add at the
   same time.
 * `KnownFiles`: what was found in files by reading them whole, as long as all of them have the same stamps.
+* `StampedCache`: what one process knows of files that have the same stamp as then.
 * `small_object`: one of a store, by its listed size.
 * `seal`, `unseal`: JSON objects with a digest of themselves, to detect changed or torn files.
 """
@@ -19,11 +20,12 @@ import hashlib
 import json
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,8 @@ from mm_assets.formats.parquet import UNREADABLE, read_buffer
 from mm_assets.storage import S3_SCHEMES, files
 from mm_assets.storage.files import StorageOptions, join, publish_bytes, read_bytes, remove
 from mm_assets.storage.stamps import StampedFile, files_in, parallel_map
+
+T = TypeVar("T")
 
 
 class FolderFiles:
@@ -356,6 +360,30 @@ class KnownFiles:
         """Return whether the stamp of a file will be another when it has other content than was read."""
         file = self.file(path)
         return file is None or file.is_settled or bool(etag and etag in file.stamp)
+
+
+class StampedCache(Generic[T]):
+    """What a process knows of files, by location, while each has the same stamp; of the last ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, tuple[str, T]] = OrderedDict()
+
+    def __contains__(self, uri: str) -> bool:
+        return uri in self._kept
+
+    def of(self, uri: str, stamp: str | None) -> T | None:
+        """Return what is known of a file that has this stamp, or None; without a stamp there is no file."""
+        known_stamp, value = self._kept.get(uri, (None, None))
+        return value if stamp and stamp == known_stamp else None
+
+    def keep(self, uri: str, stamp: str | None, value: T) -> None:
+        """Keep something about a file; without a stamp it could not be known again."""
+        if stamp:
+            self._kept[uri] = stamp, value
+            self._kept.move_to_end(uri)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
 
 
 def content_etag(uri: str, data: bytes) -> str:

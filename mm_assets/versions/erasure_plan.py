@@ -23,16 +23,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.accounting import (
+    ACCOUNTS_FOLDER,
     BY_ASSET,
     CURATED,
     DERIVED_FOLDERS,
     FILTERED,
     LANCE,
+    LEDGER_FOLDER,
     TARS,
     TRAINING_FOLDER,
     statistics_folder,
 )
-from mm_assets.accounting.accounts import ACCOUNTS_FOLDER, LEDGER_FOLDER, Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.erasures import PDQ, SHA256, URL, Denial, DenyList, Entry, Erasure, ErasureStore
 from mm_assets.accounting.needles import IMAGE, Needles
 from mm_assets.accounting.scan import scan

@@ -27,6 +27,7 @@ from mm_assets.accounting import (
     DERIVED_FOLDERS,
     FILTERED,
     LANCE,
+    LEDGER_FOLDER,
     REFERRED,
     TRAINING,
     TRAINING_FOLDER,
@@ -35,7 +36,7 @@ from mm_assets.accounting import (
     ShardRecord,
     present_stats,
 )
-from mm_assets.accounting.accounts import LEDGER_FOLDER, Ledger
+from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.erasures import FOLDER as ERASURES
 from mm_assets.accounting.proof import Evidence, ProofStore
 from mm_assets.model.errors import first_and_more, nearest

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting import BY_ASSET
-from mm_assets.accounting.accounts import EarlierLedger, Ledger
+from mm_assets.accounting.accounts import Ledger
+from mm_assets.accounting.earlier_ledger import EarlierLedger
 from mm_assets.formats.parquet import UnreadableFile
 from mm_assets_tests.accounting.earlier_layout import make_earlier
 from mm_assets_tests.graph.commands import ok, run

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import groupby
@@ -44,7 +44,14 @@ from mm_assets.formats.webdataset.native import SampleEncoder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.model.schema import schema_from_text
 from mm_assets.storage.files import StagedFile, StorageOptions, open_binary, remove, staged, sync
-from mm_assets.storage.small_files import FileFacts, FileIndex, FolderFiles, hashes_of
+from mm_assets.storage.small_files import (
+    FileFacts,
+    FileIndex,
+    FolderFiles,
+    StampedCache,
+    content_etag,
+    hashes_of,
+)
 from mm_assets.storage.stamps import StampedFile, files_in
 
 __all__ = ["InterleavedWebdatasetWriter"]
@@ -210,7 +217,10 @@ class TarFolder(FolderFiles):
 
     def stats(self) -> list[TarPartitionStats]:
         """Return the statistics of all published partitions, by file name."""
-        return self._published(self._list(_STATS_FOLDER))
+        return self._published(self._notes())
+
+    def _notes(self) -> dict[str, StampedFile]:
+        return files_in(self._uri(_STATS_FOLDER), self._options)
 
     def _forget(self, file: str) -> None:
         for name in (
@@ -251,20 +261,34 @@ class TarFolder(FolderFiles):
         Other processes may have written in between.
         """
         while True:
-            names = self._list(_STATS_FOLDER)
-            published, pending = self._published(names), [*self._pending(names), stats]
+            notes = self._notes()
+            published, pending = self._published(notes), [*self._pending(notes), stats]
             card = self._read(CARD)
             if card is not None and _text(card).startswith(front_matter([*published, *pending])):
                 return
             self._write(CARD, readme(published, also=pending))
 
-    def _published(self, names: Iterable[str]) -> list[TarPartitionStats]:
-        return self._read_stats(
-            f"{_STATS_FOLDER}/{n}" for n in sorted(names) if n.endswith(_STATS) and not n.endswith(_PENDING)
-        )
+    def _published(
+        self, notes: Mapping[str, StampedFile], but: Container[str] = ()
+    ) -> list[TarPartitionStats]:
+        """Return the statistics of published tars, without those of some."""
+        names = [name for name in notes if name.endswith(_STATS) and not name.endswith(_PENDING)]
+        return self._noted(notes, [name for name in names if _tar_of(name) not in but])
 
-    def _pending(self, names: Iterable[str]) -> list[TarPartitionStats]:
-        return self._read_stats(f"{_STATS_FOLDER}/{n}" for n in sorted(names) if n.endswith(_PENDING))
+    def _pending(self, notes: Mapping[str, StampedFile]) -> list[TarPartitionStats]:
+        return self._noted(notes, [name for name in notes if name.endswith(_PENDING)])
+
+    def _noted(self, notes: Mapping[str, StampedFile], names: Collection[str]) -> list[TarPartitionStats]:
+        """Return statistics in the order of their names; of a store, this process reads each once."""
+        paths = {name: f"{_STATS_FOLDER}/{name}" for name in sorted(names)}
+        found = {name: _known.of(self._uri(path), notes[name].stamp) for name, path in paths.items()}
+        unread = {path: name for name, path in paths.items() if found[name] is None}
+        for path, text in self._read_many(unread).items():
+            with suppress(ValueError):
+                stats = found[unread[path]] = TarPartitionStats.from_json(text)
+                if self._is_remote and content_etag(self._uri(path), text) in notes[unread[path]].stamp:
+                    _known.keep(self._uri(path), notes[unread[path]].stamp, stats)
+        return [stats for stats in found.values() if stats is not None]
 
     def _apply_pending(self) -> list[TarPartitionStats]:
         """Return the statistics of the tars that exist, after repairs.
@@ -273,7 +297,7 @@ class TarFolder(FolderFiles):
         written.
         """
         files = files_in(self._root, self._options)
-        notes = files_in(self._uri(_STATS_FOLDER), self._options)
+        notes = self._notes()
         stamps = _stamps(files, notes)
         indexed = {} if self._index is None else self._index.texts(stamps)
         known: dict[str, TarPartitionStats] = {}
@@ -281,7 +305,7 @@ class TarFolder(FolderFiles):
             with suppress(ValueError):  # written by another release
                 if (stats := TarPartitionStats.from_json(text)).file == file:
                     known[file] = stats
-        published = {p.file: p for p in self._published(n for n in notes if _tar_of(n) not in known)}
+        published = {p.file: p for p in self._published(notes, known)}
         pending = {p.file: p for p in self._pending(notes)}
         for file in sorted((published | pending).keys() - files.keys()):
             self._forget(file)
@@ -350,6 +374,9 @@ class TarFolder(FolderFiles):
             with suppress(ValueError):
                 found.append(TarPartitionStats.from_json(text))
         return found
+
+
+_known: StampedCache[TarPartitionStats] = StampedCache(4000)  # what this process has read in stores
 
 
 def _tar_of(note: str) -> str:
