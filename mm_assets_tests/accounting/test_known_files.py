@@ -47,7 +47,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return folder
 
 
-def write(root: Path, key: str, version: str = "v") -> None:
+def write(root: Path | str, key: str, version: str = "v") -> None:
     names = [f"{kind}/{key.replace('/', '-')}.parquet" for kind in ("scores", "quarantine", "absent")]
     publish_table(f"{root}/{names[0]}", SCORES_SCHEMA.empty_table())
     row = {"partition": key, "sample_id": "s", "kind": "bad_json", "message": version, "raw": b"{"}
