@@ -29,7 +29,8 @@ from mm_assets.accounting import (
 )
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.accounting.canonical import Rows, SampleQuery
-from mm_assets.accounting.formats import accounted_format, find_sample, in_accounts, in_lance, sample_tar
+from mm_assets.accounting.formats import accounted_format, find_sample
+from mm_assets.accounting.lookup import in_accounts, in_lance, sample_tar
 from mm_assets.filters.duplicates import DEDUP, verdicts_uri
 from mm_assets.filters.minhash import MinHash
 from mm_assets.filters.texts import TextPosition
