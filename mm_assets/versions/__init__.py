@@ -139,10 +139,13 @@ class SampleStore:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self._found: set[str] = set()  # data versions: outputs of a shard often have the same
 
     def has(self, version: str) -> bool:
         """Return whether the sample digests of a data version are here."""
-        return exists(self._uri("samples", version))
+        if version not in self._found and exists(self._uri("samples", version)):
+            self._found.add(version)
+        return version in self._found
 
     def samples(self, version: str) -> dict[str, bytes] | None:
         """Return sample id -> digest of a data version; None if it is not here."""
@@ -163,6 +166,7 @@ class SampleStore:
         with staged(self._uri("samples", version)) as file:
             pq.write_table(table, file.path, compression="zstd", use_dictionary=False, write_statistics=False)
             file.publish()
+        self._found.add(version)
 
     def copy_losses(self, ledger: Ledger, record: ShardRecord) -> None:
         """Publish a copy of a shard's lost items, if it has any and it is not here yet.
@@ -283,6 +287,7 @@ def state_of(root: str, record: ShardRecord) -> OutputState:
 
 
 FOLDER = "versions"
+Stats = Mapping[str, Mapping[str, Any] | None]  # `stat_outputs`, by location
 
 
 @dataclass(frozen=True)
@@ -329,19 +334,27 @@ def capture(job: CaptureJob) -> tuple[OutputState, ...]:
             raise _other(job, record, "is not as it was written")
         if job.reads_files:
             store.copy_losses(ledger, record)
-            state = replace(state, files=_files(job, record))
+            state = replace(state, files=_files(job, record, stats))
         states.append(state)
     return tuple(states)
 
 
-def file_states(root: str, uris: Sequence[str], known: Mapping[str, FileState]) -> list[FileState]:
-    """Return the states of those files that exist; one with a known size and mark is not read again."""
-    stats = {uri: stat for uri, stat in stat_outputs(uris).items() if stat is not None}
+def file_states(
+    root: str, uris: Sequence[str], known: Mapping[str, FileState], stats: Stats | None = None
+) -> list[FileState]:
+    """Return the states of those files that exist; one with a known size and mark is not read again.
+
+    Args:
+        stats: of some of them, as they were just now.
+    """
+    asked = {uri: stat for uri, stat in (stats or {}).items() if uri in uris}
+    asked |= stat_outputs([uri for uri in uris if uri not in asked])
+    there = {uri: stat for uri in uris if (stat := asked[uri]) is not None}
     prefix = join(root, "")
-    unread = [uri for uri in stats if not _is_known(known.get(uri.removeprefix(prefix)), stats[uri])]
+    unread = [uri for uri in there if not _is_known(known.get(uri.removeprefix(prefix)), there[uri])]
     digests = digest_files(root, unread)
     found = []
-    for uri, stat in stats.items():
+    for uri, stat in there.items():
         path = uri.removeprefix(prefix)
         digest = digests.get(path)
         found.append(
@@ -362,7 +375,7 @@ def _samples(job: CaptureJob, record: ShardRecord) -> dict[str, int]:
     return samples
 
 
-def _files(job: CaptureJob, record: ShardRecord) -> tuple[FileState, ...]:
+def _files(job: CaptureJob, record: ShardRecord, stats: Stats) -> tuple[FileState, ...]:
     small = {path: found for path, found in recorded_files(record).items() if found is not None}
     if _is_table(record):
         uris = [join(job.root, path) for path in job.table_files]
@@ -371,7 +384,7 @@ def _files(job: CaptureJob, record: ShardRecord) -> tuple[FileState, ...]:
         uris = list(accounted_format(kind).files(record.uri, None)) if record.uri else []
     else:
         uris = []  # their one file is among the small ones
-    states = file_states(job.root, uris, job.known)
+    states = file_states(job.root, uris, job.known, stats)
     states += [FileState(path, int(found["bytes"]), str(found["digest"])) for path, found in small.items()]
     return tuple(sorted(states, key=lambda state: state.path))
 
