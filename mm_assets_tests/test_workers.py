@@ -133,6 +133,16 @@ def test_worker_without_a_job_gives_back_the_memory_it_has_kept() -> None:
         assert results(one, [("echo", 1)]) == {("echo", 1): 1}
 
 
+def test_worker_keeps_a_bounded_part_of_free_memory_between_jobs() -> None:
+    with WorkerPool(1) as one:
+        jobs = [("keep free memory", size << 20) for size in (96, 400)] + [("resident", 0)]
+        found = results(one, jobs)
+    (_, little), (_, much), after = (found[job] for job in jobs)
+    assert little > 96 << 20
+    assert much > 400 << 20
+    assert after < much - (350 << 20)
+
+
 def test_worker_killed_while_idle_costs_no_job() -> None:
     with WorkerPool(1) as one:
         assert results(one, [("echo", 1)]) == {("echo", 1): 1}

@@ -55,6 +55,8 @@ def act(order: tuple[str, Any]) -> Any:
 
             pa.array([b"x" * size]).take([0])
             return os.getpid(), resident(os.getpid())
+        case ("resident", _):
+            return resident(os.getpid())
         case ("pid", _):
             return os.getpid()
         case ("modules", prefix):

@@ -359,6 +359,8 @@ def _place(partition: Partition) -> str:
 
 
 _MAX_GROWTH = 32 << 20  # bytes that may stay: releasing less costs more than it is worth
+# Bytes beyond a worker's start that may stay between jobs: with a third less, jobs took a tenth more CPU.
+_MOST_KEPT = 192 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # Options of glibc's malloc. With an arena for each of Lance's threads, memory freed by one thread is not
 # reused by others. Blocks of at least _LARGE_BLOCK go back to the system when freed; by default glibc raises
@@ -376,7 +378,7 @@ class FreeMemory:
     """
 
     def __init__(self) -> None:
-        self._baseline = _resident()
+        self._start = self._baseline = _resident()
         option = getattr(ctypes.CDLL(None), "mallopt", None)
         if option is not None:
             option(_M_ARENA_MAX, _ARENAS)
@@ -385,8 +387,18 @@ class FreeMemory:
 
     def release_to_os(self) -> None:
         """Return free memory to the system if the process has grown since the last call."""
-        if _resident() < self._baseline + _MAX_GROWTH:
-            return
+        if _resident() >= self._baseline + _MAX_GROWTH:
+            self._release()
+
+    def release_surplus(self) -> None:
+        """Return free memory if the process has much more than when it started.
+
+        Blocks of other sizes than the next job needs stay beside what that takes.
+        """
+        if _resident() >= self._start + _MOST_KEPT:
+            self._release()
+
+    def _release(self) -> None:
         if (arrow := sys.modules.get("pyarrow")) is not None:
             arrow.default_memory_pool().release_unused()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

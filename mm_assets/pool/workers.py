@@ -360,6 +360,7 @@ def work(pipe: Connection, setup: WorkerSetup) -> None:
         except BaseException as error:  # noqa: BLE001
             answer = ForkingPickler.dumps(failure_of(error))
         send(answer)
+        memory.release_surplus()
 
 
 def _listen(pipe: Connection, inbox: SimpleQueue[bytes]) -> None:

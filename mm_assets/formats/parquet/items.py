@@ -213,9 +213,11 @@ class ReferencedImages:
         nbytes = checked(lambda: unpacked_bytes(metadata, [BLOBS]), self._place)
         if nbytes <= _FILLED_AT_ONCE:
             if self._held is None or self._held[0] != group:
+                self._held = None  # before the next one is read
                 read = partial(self._file.read_row_group, group, columns=[BLOBS], use_threads=False)
                 images = checked(read, self._place, self._file).column(0).cast(pa.large_binary())
-                self._held = group, images.combine_chunks()
+                # To combine one chunk would copy it.
+                self._held = group, images.chunk(0) if images.num_chunks == 1 else images.combine_chunks()
             return self._held[1].take(places)
         numbers, first, parts, order = places.to_numpy(), 0, [], []
         rows = rows_within(_READ_AT_ONCE, nbytes // max(metadata.num_rows, 1))
