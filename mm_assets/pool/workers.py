@@ -8,8 +8,8 @@ head is the culprit, the job waiting behind it goes back to the queue, and a new
 Workers are forked where that is safe, else spawned. A fork costs a few milliseconds, a new interpreter with
 the imports of a job 0.4 s of CPU. But threads do not survive a fork, what they hold stays locked for ever,
 and every open file is inherited. So only commands have their workers forked, as they know what they have
-opened, and only while they have no other thread. A command that will have threads, of Dagster or of a client of S3,
-first forks a process that does nothing but fork its workers (`fork_server`).
+opened, and only while they have no other thread. A command that will have threads, of Dagster or of a client
+of S3, first forks a process that does nothing but fork its workers (`fork_server`).
 
 No Dagster import: the command line uses the same pool.
 """
