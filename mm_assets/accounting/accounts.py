@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -153,18 +152,29 @@ class Ledger:
         there = uris.values() if listed is None else listed
         unread = {name: uri for name, uri in uris.items() if name not in found and uri in there}
         with_rows &= listed is not None  # with stamps, by which they are known again
-        read = read_bytes if with_rows else partial(_end_of, stamps=stamps)
-        for name, data in zip(unread, parallel_map(read, unread.values(), self._root), strict=True):
+
+        def read(uri: str) -> tuple[ShardRecord | Exception, str] | None:
+            """Return a record and the digest of rows: the bytes are let go before the next are read."""
+            data = read_bytes(uri) if with_rows else _end_of(uri, stamps)
             if data is None:
+                return None
+            try:
+                return record_of(data), _digest_of_rows(data) if with_rows else ""
+            except UNREADABLE as error:
+                return error, ""
+
+        for name, answer in zip(unread, parallel_map(read, unread.values(), self._root), strict=True):
+            if answer is None:
                 continue
             earlier.pop(name, None)
-            uri = unread[name]
+            uri, (record, rows) = unread[name], answer
             try:
-                record = record_of(data)
+                if isinstance(record, Exception):
+                    raise record
                 found[name] = self._checked(record, asset, name)
                 _records.keep(uri, stamps.get(uri), record)
-                if with_rows:
-                    _has_rows.keep(uri, stamps.get(uri), _are_as_written(data, record))
+                if rows:
+                    _rows_read.keep(uri, stamps.get(uri), rows)
             except UNREADABLE as error:
                 log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
         resolved = {name: replace(one, uri=self._absolute(one.uri)) for name, one in earlier.items()}
@@ -290,7 +300,7 @@ class Ledger:
         uris = [join(self._root, path) for files in written.values() for path in files]
         present = digest_files(self._root, uris)
         stamps: dict[str, str] = {}
-        for asset in {record.asset for record in records}:
+        for asset in {record.asset for record in records if self.uri(record.asset, record.key) in _rows_read}:
             stamps |= _stamps(self.folder(asset), len(records)) or {}
         of_rows = parallel_map(lambda record: self._row_problem(record, stamps), records, self._root)
         found: dict[str, list[str]] = {}
@@ -332,7 +342,7 @@ class Ledger:
         """
         uri = self.uri(record.asset, record.key)
         # An account of an earlier release has digests of its files.
-        if record.is_earlier or _has_rows.of(uri, stamps.get(uri)):
+        if record.is_earlier or _rows_read.of(uri, stamps.get(uri)) == record.rows_digest:
             return ""
         try:
             self._recorded_rows(record)
@@ -361,7 +371,8 @@ class Ledger:
             return None
         try:
             record = record_of(data).checked(asset, name)
-            is_whole = xxhash.xxh3_128_digest(data) in _written or _are_as_written(data, record)
+            is_known = xxhash.xxh3_128_digest(data) in _written
+            is_whole = is_known or _digest(_rows_of(data)) == record.rows_digest
         except UNREADABLE as error:
             log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
             return _Account(None)
@@ -397,9 +408,7 @@ _written: set[bytes] = set()
 
 # Records that this process has written, or read from remote accounts: one run asks for each many times.
 _records: StampedCache[ShardRecord] = StampedCache(4000)
-_has_rows: StampedCache[bool] = StampedCache(
-    4000
-)  # whether those of remote accounts are as they were written
+_rows_read: StampedCache[str] = StampedCache(4000)  # digests of the rows of remote accounts
 _LEAST_LISTED = 4  # fewer accounts are asked for one by one
 _LISTED_AT_ONCE = 1000  # files that one request lists
 _sizes: dict[str, int] = {}  # of folders, when they were listed last
@@ -420,11 +429,11 @@ def _recall(uri: str, stamp: str | None) -> ShardRecord | None:
     return _records.of(uri, stamp)
 
 
-def _are_as_written(data: bytes, record: ShardRecord) -> bool:
-    """Return whether the rows of a whole account are those that its record was written with."""
+def _digest_of_rows(data: bytes) -> str:
+    """Return the digest of the rows of a whole account; empty if they are damaged."""
     with suppress(*UNREADABLE):
-        return _digest(_rows_of(data)) == record.rows_digest
-    return False
+        return _digest(_rows_of(data))
+    return ""
 
 
 def _rows_of(data: bytes) -> pa.Table:

@@ -391,11 +391,11 @@ class FreeMemory:
             self._release()
 
     def release_surplus(self) -> None:
-        """Return free memory if the process has much more than when it started.
+        """Return free memory if the process has much more than when it started, and has grown since.
 
         Blocks of other sizes than the next job needs stay beside what that takes.
         """
-        if _resident() >= self._start + _MOST_KEPT:
+        if _resident() >= max(self._start + _MOST_KEPT, self._baseline + _MAX_GROWTH):
             self._release()
 
     def _release(self) -> None:

@@ -287,7 +287,6 @@ def state_of(root: str, record: ShardRecord) -> OutputState:
 
 
 FOLDER = "versions"
-Stats = Mapping[str, Mapping[str, Any] | None]  # `stat_outputs`, by location
 
 
 @dataclass(frozen=True)
@@ -334,27 +333,19 @@ def capture(job: CaptureJob) -> tuple[OutputState, ...]:
             raise _other(job, record, "is not as it was written")
         if job.reads_files:
             store.copy_losses(ledger, record)
-            state = replace(state, files=_files(job, record, stats))
+            state = replace(state, files=_files(job, record))
         states.append(state)
     return tuple(states)
 
 
-def file_states(
-    root: str, uris: Sequence[str], known: Mapping[str, FileState], stats: Stats | None = None
-) -> list[FileState]:
-    """Return the states of those files that exist; one with a known size and mark is not read again.
-
-    Args:
-        stats: of some of them, as they were just now.
-    """
-    asked = {uri: stat for uri, stat in (stats or {}).items() if uri in uris}
-    asked |= stat_outputs([uri for uri in uris if uri not in asked])
-    there = {uri: stat for uri in uris if (stat := asked[uri]) is not None}
+def file_states(root: str, uris: Sequence[str], known: Mapping[str, FileState]) -> list[FileState]:
+    """Return the states of those files that exist; one with a known size and mark is not read again."""
+    stats = {uri: stat for uri, stat in stat_outputs(uris).items() if stat is not None}
     prefix = join(root, "")
-    unread = [uri for uri in there if not _is_known(known.get(uri.removeprefix(prefix)), there[uri])]
+    unread = [uri for uri in stats if not _is_known(known.get(uri.removeprefix(prefix)), stats[uri])]
     digests = digest_files(root, unread)
     found = []
-    for uri, stat in there.items():
+    for uri, stat in stats.items():
         path = uri.removeprefix(prefix)
         digest = digests.get(path)
         found.append(
@@ -375,7 +366,7 @@ def _samples(job: CaptureJob, record: ShardRecord) -> dict[str, int]:
     return samples
 
 
-def _files(job: CaptureJob, record: ShardRecord, stats: Stats) -> tuple[FileState, ...]:
+def _files(job: CaptureJob, record: ShardRecord) -> tuple[FileState, ...]:
     small = {path: found for path, found in recorded_files(record).items() if found is not None}
     if _is_table(record):
         uris = [join(job.root, path) for path in job.table_files]
@@ -384,7 +375,7 @@ def _files(job: CaptureJob, record: ShardRecord, stats: Stats) -> tuple[FileStat
         uris = list(accounted_format(kind).files(record.uri, None)) if record.uri else []
     else:
         uris = []  # their one file is among the small ones
-    states = file_states(job.root, uris, job.known, stats)
+    states = file_states(job.root, uris, job.known)
     states += [FileState(path, int(found["bytes"]), str(found["digest"])) for path, found in small.items()]
     return tuple(sorted(states, key=lambda state: state.path))
 

@@ -77,6 +77,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def test_damaged_rows_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, ONE)
+    path = tmp_path / ACCOUNT
+    data = path.read_bytes()
+    path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
+    assert whole(tmp_path, [ONE]) == {}
+    assert f"account {path} is unreadable, the next run makes its shard again" in caplog.text
+
+
 def in_place(path: Path, data: bytes) -> None:
     """Give a file other bytes, and the times of before, as tools do that restore them."""
     found = path.stat()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.accounting import accounts
+from mm_assets.accounting import ShardRecord, account_table, accounts
 from mm_assets.accounting.accounts import Ledger
 from mm_assets.formats.webdataset.client_files import declares
 from mm_assets.formats.webdataset.writer import TarFolder
@@ -89,6 +89,43 @@ def test_rows_that_change_after_they_were_read_are_read_again(s3: S3Server, buck
     assert list(ledger.problems(records.values())) == [other]
     store.rm_file(ledger.uri(ASSET, one).removeprefix("s3://"))
     assert set(ledger.problems(records.values())) == {one, other}
+
+
+def test_rows_that_another_writer_has_replaced_are_not_those_of_an_older_record(bucket: str) -> None:
+    root = f"s3://{bucket}/storage"
+    for key in KEYS:
+        write(root, key)
+    ledger, one = Ledger(root), KEYS[1]
+    records = ledger.records(ASSET, KEYS, with_rows=True)
+    ledger.write(records[one], account_table(ASSET, one))
+    assert ledger.records(ASSET, KEYS, with_rows=True)[one] != records[one]
+    (line,) = ledger.problems(records.values())[one]
+    assert line == f"ledger/accounts/{ASSET}/{one}.parquet: other rows than were written"
+
+
+class Held(bytes):
+    """Bytes that are counted while somebody holds them."""
+
+    now = most = 0
+
+    def __init__(self, data: bytes) -> None:
+        Held.now += 1
+        Held.most = max(Held.most, Held.now)
+
+    def __del__(self) -> None:
+        Held.now -= 1
+
+
+def test_accounts_are_let_go_one_by_one(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, keys = f"s3://{bucket}/storage", [f"shard-{number:02}" for number in range(60)]
+    for key in keys:
+        Ledger(root).write(ShardRecord(ASSET, key, "f", "v", ""), account_table(ASSET, key))
+    accounts._records._kept.clear()
+    read = accounts.read_bytes
+    monkeypatch.setattr(accounts, "read_bytes", lambda uri: Held(read(uri) or b""))
+    assert len(Ledger(root).records(ASSET, keys, with_rows=True)) == 60
+    assert 0 < Held.most <= 20  # 16 threads read
+    assert Held.now == 0
 
 
 def test_a_card_is_made_of_statistics_that_are_read_once(
