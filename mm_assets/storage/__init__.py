@@ -15,6 +15,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -240,10 +241,12 @@ def fsspec_arguments(uri: str) -> dict[str, Any]:
 def import_client(locations: Iterable[str]) -> None:
     """Import the client of S3 if some location is there, for workers that are forked from here later.
 
-    To open a location does that, too, but starts a thread, and a process with threads cannot be forked.
+    To open a location does that, too, but starts a thread, and a process with threads cannot be forked. If it
+    is not installed, who opens a location says so.
     """
     if any(scheme in location for scheme in S3_SCHEMES for location in locations):
-        from mm_assets.storage import s3  # noqa: F401
+        with suppress(ImportError):
+            from mm_assets.storage import s3  # noqa: F401
 
 
 def storage_options_from_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
