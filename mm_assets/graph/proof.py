@@ -214,6 +214,9 @@ class Prover(dg.ConfigurableResource[Any]):
             of_derived = ledger.records(derived, records, with_rows=True)
             for key, problems in ledger.problems(of_derived.values()).items():
                 found.setdefault(key, []).extend(problems)
+            for key in {*ledger.named(derived)}.intersection(records) - of_derived.keys():
+                path = ledger.relative(ledger.uri(derived, key)).removeprefix("./")
+                found.setdefault(key, []).append(f"{path}: unreadable")
         return found
 
     def _unrecorded(self, asset: str, key: str, known_from: Sequence[str]) -> ShardProof:

@@ -133,6 +133,21 @@ def test_accounts_are_not_believed_and_made_again(copied: Deployment, tampering:
         assert prove(copied)[:2] == (True, {})
 
 
+@pytest.mark.parametrize("tampering", [name for name in TAMPERINGS if name != "removed"])
+@pytest.mark.parametrize("asset", ["image_scores", "sample_scores", "quarantine"])
+def test_accounts_of_files_beside_an_output_are_named_and_made_again(
+    copied: Deployment, tampering: str, asset: str
+) -> None:
+    before = _tamper(copied, tampering, f"ledger/accounts/{asset}/a.parquet")
+    success, found, _ = prove(copied)
+    assert not success
+    ((path, _),) = before.items()
+    assert [line.partition(":")[0] for line in found.pop("curated_parquet")["a"]] == [path]
+    assert found == {}
+    assert copied.run().success
+    assert prove(copied)[:2] == (True, {})
+
+
 def test_rows_of_an_account_that_another_hand_has_changed_are_named_and_mended(copied: Deployment) -> None:
     """With the record as it was."""
     path = account(copied.storage, "filtered_parquet", "a")
