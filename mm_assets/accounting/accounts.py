@@ -150,33 +150,33 @@ class Ledger:
         known = {name: _recall(uri, stamps.get(uri)) for name, uri in uris.items()}
         found = {name: self._checked(record, asset, name) for name, record in known.items() if record}
         there = uris.values() if listed is None else listed
-        unread = {name: uri for name, uri in uris.items() if name not in found and uri in there}
+        unread = [name for name, uri in uris.items() if name not in found and uri in there]
         with_rows &= listed is not None  # with stamps, by which they are known again
 
-        def read(uri: str) -> tuple[ShardRecord | Exception, str] | None:
+        def read(name: str) -> tuple[ShardRecord, str] | Exception | None:
             """Return a record and the digest of rows: the bytes are let go before the next are read."""
-            data = read_bytes(uri) if with_rows else _end_of(uri, stamps)
+            data = read_bytes(uris[name]) if with_rows else _end_of(uris[name], stamps)
             if data is None:
                 return None
             try:
-                return record_of(data), _digest_of_rows(data) if with_rows else ""
+                record = record_of(data).checked(asset, name)
             except UNREADABLE as error:
-                return error, ""
+                return error
+            return record, _digest_of_rows(data) if with_rows else ""
 
-        for name, answer in zip(unread, parallel_map(read, unread.values(), self._root), strict=True):
+        for name, answer in zip(unread, parallel_map(read, unread, self._root), strict=True):
             if answer is None:
                 continue
             earlier.pop(name, None)
-            uri, (record, rows) = unread[name], answer
-            try:
-                if isinstance(record, Exception):
-                    raise record
-                found[name] = self._checked(record, asset, name)
-                _records.keep(uri, stamps.get(uri), record)
-                if rows:
-                    _rows_read.keep(uri, stamps.get(uri), rows)
-            except UNREADABLE as error:
-                log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, error)
+            uri = uris[name]
+            if isinstance(answer, Exception):
+                log.warning("account %s is unreadable, the next run makes its shard again: %s", uri, answer)
+                continue
+            record, rows = answer
+            found[name] = self._checked(record, asset, name)
+            _records.keep(uri, stamps.get(uri), record)
+            if rows:
+                _rows_read.keep(uri, stamps.get(uri), rows)
         resolved = {name: replace(one, uri=self._absolute(one.uri)) for name, one in earlier.items()}
         return resolved | found
 
@@ -292,8 +292,8 @@ class Ledger:
         """Return a line for each small file of a shard that is not as it was written, by shard.
 
         These are the rows of its account, and the files of scores and quarantine. Shards without problems
-        are left out. The files of all shards are read in one go. Rows that were read with `records`, and
-        those alone, are not read again.
+        are left out. The files of all shards are read in one go. Rows that `records` has read are not read
+        again while their account has the same stamp.
         """
         records = list(records)
         written = {record.key: recorded_files(record) for record in records}

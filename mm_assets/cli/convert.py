@@ -214,7 +214,7 @@ def run_convert(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _forks_beside_clients(*locations: str) -> Iterator[None]:
-    """Have a process that forks workers with these imports, where this one will have a client's threads."""
+    """Have workers forked from a process without threads: clients of stores will start some in this one."""
     from mm_assets.storage.files import is_remote
 
     if not any(map(is_remote, locations)):

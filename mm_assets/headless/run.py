@@ -202,9 +202,8 @@ def _run_shards(request: MakeRequest, is_dry: bool = False, log_level: str = "cr
         if not selection.keys:
             print("nothing to do")
             return 0
-        return _Runs(
-            instance, definitions, resources, request, listing, selection, settings, log_level
-        ).make()
+        runs = _Runs(instance, definitions, resources, request, listing, selection, settings, log_level)
+        return runs.make()
 
 
 class _Runs:
@@ -231,16 +230,14 @@ class _Runs:
         self._settings, self._log_level = settings, log_level
         self._is_whole = request == MakeRequest() and not listing.unmatched
         self._root, self._filters = resources["maintained"].root, resources["bounds"].active()
-        self._job = definitions.resolve_job_def(JOB)
         self._started = time.monotonic()
         self._begin_summary()
 
     def make(self) -> int:
         """Make it, and print problems, a table and the proof; return the exit code."""
         few = self._selection.of_shards(())
-        if (
-            self._is_whole and self._settings.fresh_within is None
-        ):  # else events of a run say that all is well
+        # With a limit of age, the events of a run say that all is well.
+        if self._is_whole and self._settings.fresh_within is None:
             needs_scores = self._is_first_pass_due()
             found = self._look(needs_scores)
             if found.records is not None and (made := self._as_allowed(found.records)):
@@ -249,9 +246,8 @@ class _Runs:
                 return self._printed(made)
             few = few if needs_scores else self._selection.of_shards(found.due)
         assets = ", ".join(self._request.assets) or "all assets"
-        print(
-            f"materializing {assets} for the raw shards in {self._resources['raw'].locations} ...", flush=True
-        )
+        locations = self._resources["raw"].locations
+        print(f"materializing {assets} for the raw shards in {locations} ...", flush=True)
         code = self._make_few(few)
         code = self._make_first_pass() if code is None else code
         return self._make_selection() if code is None else code
@@ -312,7 +308,6 @@ class _Runs:
             named = f"{counted(len(others), 'other shard')} with other verdicts"
             print(f"`mm-assets run --changed` makes {named} anew", flush=True)
         self._definitions = build_definitions()  # their filters have the statistics
-        self._job = self._definitions.resolve_job_def(JOB)
         return None
 
     def _make_selection(self) -> int:
@@ -366,7 +361,7 @@ class _Runs:
 
     def _carry_out(self, selection: Selection) -> int:
         """Launch the runs of a selection, one after the other; return `INTERRUPTED` or 0."""
-        instance = self._instance
+        instance, job = self._instance, self._definitions.resolve_job_def(JOB)
         runs = selection.runs(list(instance.get_dynamic_partitions(str(SHARDS.name))))
         total = sum(len(group) * len(keys) for group, keys in runs)
         with RunProgress(total) as progress, process_tag(instance) as process:
@@ -375,7 +370,7 @@ class _Runs:
                     tags = {**_range(keys), **process, STARTED_BY: "mm-assets run"}
                     run_id = str(uuid4())
                     progress.follow(instance, run_id, len(keys))
-                    result = _execute(instance, self._job, tags, group, run_id, self._log_level)
+                    result = _execute(instance, job, tags, group, run_id, self._log_level)
                 except dg.DagsterExecutionInterruptedError:
                     return interrupted()
                 if was_interrupted(result):

@@ -38,7 +38,7 @@ from mm_assets.storage import S3_SCHEMES, files
 from mm_assets.storage.files import StorageOptions, join, publish_bytes, read_bytes, remove
 from mm_assets.storage.stamps import StampedFile, files_in, parallel_map
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class FolderFiles:
@@ -362,22 +362,22 @@ class KnownFiles:
         return file is None or file.is_settled or bool(etag and etag in file.stamp)
 
 
-class StampedCache(Generic[T]):
+class StampedCache(Generic[_T]):
     """What a process knows of files, by location, while each has the same stamp; of the last ``most``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: OrderedDict[str, tuple[str, T]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[str, _T]] = OrderedDict()
 
     def __contains__(self, uri: str) -> bool:
         return uri in self._kept
 
-    def of(self, uri: str, stamp: str | None) -> T | None:
+    def of(self, uri: str, stamp: str | None) -> _T | None:
         """Return what is known of a file that has this stamp, or None; without a stamp there is no file."""
         known_stamp, value = self._kept.get(uri, (None, None))
         return value if stamp and stamp == known_stamp else None
 
-    def keep(self, uri: str, stamp: str | None, value: T) -> None:
+    def keep(self, uri: str, stamp: str | None, value: _T) -> None:
         """Keep something about a file; without a stamp it could not be known again."""
         if stamp:
             self._kept[uri] = stamp, value
