@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
@@ -24,6 +24,7 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from mm_assets import __version__
 from mm_assets.accounting import (
     BY_ASSET,
+    CURATED,
     ShardRecord,
     stated_partitions,
     statistics_folder,
@@ -57,6 +58,8 @@ Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> recor
 
 _NAMED = 5  # shards in the line of a reason
 _BRIDGED = 30  # partitions in a row that a run takes because it has others on both sides
+_MOST_TOGETHER = 2000  # shards whose plans are looked at together: each time all others are asked
+_MOST_SAMPLES = 1 << 19  # in these
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
 _OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
 _LAST_RUN = "mm_assets/last_run"
@@ -424,8 +427,10 @@ def _is_as_planned(
     listing: Listing,
     records: Records,
 ) -> bool:
-    """Return whether runs of all shards would plan each as it was made, and judge no raw shard anew."""
-    order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
+    """Return whether runs of all shards would plan each as it was made, and judge no raw shard anew.
+
+    Shards that are as planned are planned alike by one run and by several.
+    """
     pointers = {
         key: event.storage_id for key, event in latest_events(instance, RAW_SHARDS, _OBSERVED).items()
     }
@@ -434,7 +439,7 @@ def _is_as_planned(
     if judged_before(instance, RAW_SHARDS, {key: pointers[key] for key in listing}):
         return False
     failed: list[ShardResult] = []
-    for keys in chunks(listing, order):
+    for keys in _together(listing, records[CURATED.asset]):
         raw = RAW_SHARDS.to_user_string()
         inputs = {
             raw: ShardSet(raw, tuple(Shard(key, listing[key].uri, listing[key].version) for key in keys))
@@ -451,6 +456,20 @@ def _is_as_planned(
             if failed or not all(planned[key].is_up_to_date(of_asset[key], required) for key in keys):
                 return False
     return True
+
+
+def _together(keys: Iterable[str], made: Mapping[str, ShardRecord]) -> Iterator[list[str]]:
+    """Yield shards, as many as are in memory at a time, by the samples that were published of each."""
+    found: list[str] = []
+    samples = 0
+    for key in keys:
+        found.append(key)
+        samples += made[key].account["written"]["samples"]
+        if len(found) >= _MOST_TOGETHER or samples >= _MOST_SAMPLES:
+            yield found
+            found, samples = [], 0
+    if found:
+        yield found
 
 
 def _checks(asset: dg.AssetsDefinition, key: dg.AssetKey) -> tuple[frozenset[str], frozenset[str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.accounting import ShardRecord
 from mm_assets.graph.dagster_internals import chunks
 from mm_assets.headless import request
 from mm_assets.headless import run as headless_run
@@ -272,8 +273,29 @@ def test_due_shards_with_others_between_them(twins: Twins) -> None:
     twins.run(MM_MAX_LOSS="0.1")
 
 
+@pytest.mark.parametrize(
+    ("most_samples", "together"),
+    [(1, ["a", "b", "c", "d"]), (3, ["ab", "cd"]), (5, ["abc", "d"]), (99, ["abc", "d"])],
+)
+def test_shards_are_planned_together_by_number_and_samples(
+    most_samples: int, together: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "_MOST_TOGETHER", 3)
+    monkeypatch.setattr(request, "_MOST_SAMPLES", most_samples)
+    records = {
+        key: ShardRecord("curated_parquet", key, "", "", "", account={"written": {"samples": samples}})
+        for key, samples in {"a": 2, "b": 1, "c": 1, "d": 9}.items()
+    }
+    assert list(request._together(records, records)) == [list(keys) for keys in together]
+
+
+@pytest.mark.parametrize("together", [1, len(SHARDS)])
 @pytest.mark.parametrize("seed", range(SEQUENCES))
-def test_all_is_as_runs_of_all_make_it(twins: Twins, seed: int) -> None:
+def test_all_is_as_runs_of_all_make_it(
+    twins: Twins, seed: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many shards a look plans together."""
+    monkeypatch.setattr(request, "_MOST_TOGETHER", together)
     changes = [_Changes(each, seed) for each in (twins.project, twins.twin)]
     for number in range(6):
         for change in changes:
