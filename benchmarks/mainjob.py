@@ -26,7 +26,7 @@ from benchmarks.shards import Shape
 from benchmarks.sources import files_of, forget
 from benchmarks.workbench import fresh_output, warm
 
-_BOUNDS = {
+BOUNDS = {
     "MM_MIN_ASPECT_RATIO": str(MIN_ASPECT_RATIO),
     "MM_MAX_ASPECT_RATIO": str(MAX_ASPECT_RATIO),
     "MM_PER_IMAGE_FIELDS": ",".join(PER_IMAGE_FIELDS),
@@ -84,8 +84,8 @@ def _measure_small(counts: Sequence[int], rounds: int) -> None:
 
 def _small_case(count: int, rounds: int) -> dict[str, Any]:
     with fresh_output() as output:
-        *files, another = _small_files(count)
-        command, environment = _run_of(files, output)
+        *files, another = small_files(count)
+        command, environment = run_of(files, output)
         first, *again = (round(measure_command(command, environment).cpu, 3) for _ in range(rounds + 1))
         os.link(another, Path(environment["MM_RAW_SHARDS"], another.name))
         more = round(measure_command(command, environment).cpu, 3)
@@ -94,13 +94,13 @@ def _small_case(count: int, rounds: int) -> dict[str, Any]:
     return found
 
 
-def _small_files(count: int) -> list[Path]:
+def small_files(count: int) -> list[Path]:
     """So many raw shards of both layouts in turn, and one more."""
     files = small_shards(count).glob("*.tar")
     return sorted(files, key=lambda file: (file.stem[-5:], file.stem))
 
 
-def _run_of(files: Sequence[Path], output: Path) -> tuple[list[str], dict[str, str]]:
+def run_of(files: Sequence[Path], output: Path) -> tuple[list[str], dict[str, str]]:
     """The command that runs all assets over raw shards, and its environment; folders for both are made."""
     home, raw = output.with_name("home"), output.with_name("raw")
     for folder in (home, raw):
@@ -217,9 +217,9 @@ def _size_of(folder: Path) -> int:
 def _ours(
     files: Sequence[Path], output: Path, assets: Sequence[str], settings: Mapping[str, str] | None = None
 ) -> Measurement:
-    command, environment = _run_of(files, output)
+    command, environment = run_of(files, output)
     only = ["--assets", ",".join(assets)] if assets else []
-    return measure_command([*command, *only], {**environment, **_BOUNDS, **(settings or {})})
+    return measure_command([*command, *only], {**environment, **BOUNDS, **(settings or {})})
 
 
 def _converted(files: Sequence[Path], output: Path) -> Measurement:

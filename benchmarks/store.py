@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import curator
+from benchmarks.mainjob import small_files
 from benchmarks.measuring import ROOT, Measurement, measure, measure_command
 from benchmarks.results import Results, spread
 from benchmarks.routes import MAX_ASPECT_RATIO, MIN_ASPECT_RATIO, PER_IMAGE_FIELDS
@@ -29,6 +30,8 @@ _OURS, _PEER = "mm_assets convert", "NeMo Curator, writing to the local disk"
 _BOUNDS = ("--min-aspect-ratio", str(MIN_ASPECT_RATIO), "--max-aspect-ratio", str(MAX_ASPECT_RATIO))
 _FIELDS = ("--per-image-fields", ",".join(PER_IMAGE_FIELDS))
 _GOAL = 0.8
+_SMALL_SHARDS = 20
+_BOOKKEEPING = {"first run": ["run"], "nothing to do": ["run"], "prove": ["prove"], "tag": ["tag", "v1"]}
 _FAR = Pace(latency=0.02, bytes_per_second=5e6)
 
 
@@ -64,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
             server.filesystem().put_file(str(shard), f"{bucket}/raw/{shard.name}")
         keys = [f"raw/{shard.name}" for shard in shards]
         requests, written = _counted(server, bucket, keys)
+        bookkeeping = _bookkeeping(server)
         if options.far:
             proxy.pace = _FAR
         for number in range(options.rounds):
@@ -78,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         )
     _report(results, runs, read, written, options.rounds)
     _report_requests(results, requests, read / len(shards))
+    _report_bookkeeping(results, bookkeeping)
     results.publish()
     return 0
 
@@ -150,6 +155,23 @@ def _counted(server: S3Server, bucket: str, keys: Sequence[str]) -> tuple[Mappin
     return requests, sum(info["size"] for name, info in files.items() if name.endswith(".parquet"))
 
 
+def _bookkeeping(server: S3Server) -> dict[str, Mapping[str, int]]:
+    """Return the requests of commands over small shards, by kind: what they ask beside the data."""
+    bucket = server.new_bucket()
+    found: dict[str, Mapping[str, int]] = {}
+    for shard in small_files(_SMALL_SHARDS)[:_SMALL_SHARDS]:
+        server.filesystem().put_file(str(shard), f"{bucket}/raw/{shard.name}")
+    with faulty_proxy(server.endpoint) as proxy, tempfile.TemporaryDirectory() as home:
+        places = {"MM_RAW_SHARDS": f"s3://{bucket}/raw/*.tar", "MM_STORAGE": f"s3://{bucket}/storage"}
+        environment = {**server.env, **places, "AWS_ENDPOINT_URL": proxy.endpoint, "DAGSTER_HOME": home}
+        for name, arguments in _BOOKKEEPING.items():
+            proxy.reset()
+            command = [sys.executable, "-m", "mm_assets.cli", *arguments]
+            measure_command(command, {**environment, "PYTHONPATH": str(ROOT)})
+            found[name] = Counter(proxy.requests)
+    return found
+
+
 def _report(
     results: Results, runs: Mapping[str, Sequence[Measurement]], read: int, written: int, rounds: int
 ) -> None:
@@ -184,3 +206,13 @@ def _report(
 
 def _report_requests(results: Results, requests: Mapping[str, int], mean: float) -> None:
     results.say(f"Requests of one conversion, shards of {mean / 1e6:.0f} MB: {json.dumps(dict(requests))}")
+
+
+def _report_bookkeeping(results: Results, found: Mapping[str, Mapping[str, int]]) -> None:
+    results.say(f"Requests of commands over {_SMALL_SHARDS} shards of two samples, all outputs:")
+    kinds = list(dict.fromkeys(kind for requests in found.values() for kind in sorted(requests)))
+    rows = [
+        [name, str(sum(requests.values())), *(str(requests.get(kind, 0)) for kind in kinds)]
+        for name, requests in found.items()
+    ]
+    results.table(["command", "all", *kinds], rows)
