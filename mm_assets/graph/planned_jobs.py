@@ -196,6 +196,8 @@ class CheckLog:
             return
         self._pending_since = self._pending_since if self._pending else time.monotonic()
         self._pending[shard] = known
+        for check in known:
+            self._evaluated.setdefault(check.name, {})[shard] = check
         if len(self._pending) >= _BATCH_SHARDS or time.monotonic() - self._pending_since > _MAX_WAIT_SECONDS:
             self._flush()
 
@@ -209,7 +211,6 @@ class CheckLog:
             problems: lines by check that concern no shard in particular. The evaluation over all shards lists
                 them and fails.
         """
-        self._flush()
         instance_queries.withdraw_planned(
             self._instance, self._run_id, [spec.key for spec in self._specs.values()], self._tried
         )
@@ -217,16 +218,17 @@ class CheckLog:
         problems = {name: lines for name, lines in (problems or {}).items() if lines}
         names = [name for name in self._specs if name in self._evaluated or name in problems]
         partitions = self._partitions() if names else 0
-        for name in names:
-            self._log_event(
-                self._over_all(
-                    self._specs[name],
-                    self._evaluated.get(name, {}),
-                    latest,
-                    problems.get(name, ()),
-                    partitions,
-                )
+        over_all = [
+            self._over_all(
+                self._specs[name], self._evaluated.get(name, {}), latest, problems.get(name, ()), partitions
             )
+            for name in names
+        ]
+        # Nothing is asked between these events, so they are written together: a process that is killed leaves
+        # no shards evaluated without the evaluation over all, which no later run would miss.
+        self._flush()
+        for evaluation in over_all:
+            self._log_event(evaluation)
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, {}
@@ -235,7 +237,6 @@ class CheckLog:
         found = dagster_internals.targets(self._instance, self._asset, pending)
         for shard, checks in pending.items():
             for check in checks:
-                self._evaluated.setdefault(check.name, {})[shard] = check
                 self._log_event(_evaluation(self._specs[check.name], shard, check, found.get(shard)))
 
     def _partitions(self) -> int:

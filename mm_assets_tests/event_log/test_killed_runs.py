@@ -12,8 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from mm_assets.event_log.rows import EventRow
+from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import ASSETS, view
 from mm_assets_tests.graph.deployment import Deployment
@@ -107,3 +110,28 @@ def test_another_run_brings_back_what_a_killed_one_has_lost(
     differing = {part: _difference(found[part], expected[part]) for part in expected}
     assert not any(differing.values()), (f"killed after {moment:.2f} s of {seconds:.2f}", differing)
     shutil.rmtree(tmp_path / "storage")
+
+
+def test_checks_of_shards_are_written_with_their_evaluation_over_all(
+    tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed between them would leave shards as evaluated, and nothing over all."""
+    written: list[list[tuple[dg.AssetCheckKey, str | None]]] = []
+    write = BatchedSqliteEventLogStorage._write_index
+
+    def observed(storage: Any, connection: Any, rows: list[EventRow]) -> None:
+        events = [row.event.dagster_event for row in rows if row.event.is_dagster_event]
+        found = [event.event_specific_data for event in events if event is not None]
+        checks = [each for each in found if isinstance(each, dg.AssetCheckEvaluation)]
+        written.append([(each.asset_check_key, each.partition) for each in checks])
+        write(storage, connection, rows)
+
+    monkeypatch.setattr(BatchedSqliteEventLogStorage, "_write_index", observed)
+    _run(tmp_path, raw)
+    last_of_shards: dict[dg.AssetCheckKey, int] = {}
+    over_all: dict[dg.AssetCheckKey, int] = {}
+    for number, batch in enumerate(written):
+        for check, key in batch:
+            (over_all if key is None else last_of_shards)[check] = number
+    assert len(over_all) > len(_SHARDED)
+    assert {check: over_all[check] for check in last_of_shards} == last_of_shards
