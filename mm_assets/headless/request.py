@@ -59,7 +59,7 @@ Records = Mapping[str, Mapping[str, ShardRecord]]  # asset -> partition -> recor
 _NAMED = 5  # shards in the line of a reason
 _BRIDGED = 30  # partitions in a row that a run takes because it has others on both sides
 _MOST_TOGETHER = 2000  # shards whose plans are looked at together: each time all others are asked
-_MOST_SAMPLES = 1 << 19  # in these
+_MOST_SAMPLES = 1 << 19  # in all of these but the last
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
 _OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
 _LAST_RUN = "mm_assets/last_run"
@@ -459,12 +459,13 @@ def _is_as_planned(
 
 
 def _together(keys: Iterable[str], made: Mapping[str, ShardRecord]) -> Iterator[list[str]]:
-    """Yield shards, as many as are in memory at a time, by the samples that were published of each."""
+    """Yield shards, as many as are in memory at a time, by the samples of each, published or lost."""
     found: list[str] = []
     samples = 0
     for key in keys:
         found.append(key)
-        samples += made[key].account["written"]["samples"]
+        account = made[key].account
+        samples += account["written"]["samples"] + account["lost"]["rows"]  # at least one of a lost sample
         if len(found) >= _MOST_TOGETHER or samples >= _MOST_SAMPLES:
             yield found
             found, samples = [], 0

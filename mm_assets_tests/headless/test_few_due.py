@@ -283,8 +283,15 @@ def test_shards_are_planned_together_by_number_and_samples(
     monkeypatch.setattr(request, "_MOST_TOGETHER", 3)
     monkeypatch.setattr(request, "_MOST_SAMPLES", most_samples)
     records = {
-        key: ShardRecord("curated_parquet", key, "", "", "", account={"written": {"samples": samples}})
-        for key, samples in {"a": 2, "b": 1, "c": 1, "d": 9}.items()
+        key: ShardRecord(
+            "curated_parquet",
+            key,
+            "",
+            "",
+            "",
+            account={"written": {"samples": samples}, "lost": {"rows": lost}},
+        )
+        for key, samples, lost in [("a", 2, 0), ("b", 0, 1), ("c", 1, 0), ("d", 0, 9)]
     }
     assert list(request._together(records, records)) == [list(keys) for keys in together]
 
