@@ -546,7 +546,7 @@ def duplicates(
         add_candidates(partition, shared_ids, is_kept=False)
     repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     contested = pa.array([*best, *repeated], pa.string())
-    of_run = {key: column.filter(pc.is_in(column, contested)).to_pylist() for key, column in run.items()}
+    of_run: dict[str, list[str]] = {key: [] for key in run} | dict(_shared(run.items(), contested))
     for partition, shared_ids in of_run.items():
         add_candidates(partition, shared_ids, is_kept=False)
     return {
