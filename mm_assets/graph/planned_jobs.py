@@ -189,17 +189,17 @@ class CheckLog:
         self._tried: set[str] = set(tried)
 
     def add(self, shard: str, checks: Sequence[Check]) -> None:
-        """Log these outcomes, at the latest with the next batch."""
+        """Log these outcomes with the next shard's, a batch, or `finish`: the last ones with it alone."""
         self._tried.add(shard)
         known = [check for check in checks if check.name in self._specs]
         if not known:
             return
+        if len(self._pending) >= _BATCH_SHARDS or time.monotonic() - self._pending_since > _MAX_WAIT_SECONDS:
+            self._flush()
         self._pending_since = self._pending_since if self._pending else time.monotonic()
         self._pending[shard] = known
         for check in known:
             self._evaluated.setdefault(check.name, {})[shard] = check
-        if len(self._pending) >= _BATCH_SHARDS or time.monotonic() - self._pending_since > _MAX_WAIT_SECONDS:
-            self._flush()
 
     def finish(self, problems: Mapping[str, Sequence[str]] | None = None) -> None:
         """Log pending outcomes, and one evaluation over all shards for each check evaluated here.
@@ -224,8 +224,8 @@ class CheckLog:
             )
             for name in names
         ]
-        # Nothing is asked between these events, so they are written together: a process that is killed leaves
-        # no shards evaluated without the evaluation over all, which no later run would miss.
+        # Nothing is asked between these events, so they are written together: a process that is killed never
+        # leaves all shards evaluated, and nothing over all of them, which no later run would miss.
         self._flush()
         for evaluation in over_all:
             self._log_event(evaluation)

@@ -17,6 +17,7 @@ import pytest
 
 from mm_assets.event_log.rows import EventRow
 from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
+from mm_assets.graph import planned_jobs
 from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import ASSETS, view
 from mm_assets_tests.graph.deployment import Deployment
@@ -112,10 +113,12 @@ def test_another_run_brings_back_what_a_killed_one_has_lost(
     shutil.rmtree(tmp_path / "storage")
 
 
-def test_checks_of_shards_are_written_with_their_evaluation_over_all(
-    tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shards_of_a_batch", [1, 2, 50])
+def test_the_last_checks_of_shards_are_written_with_the_evaluation_over_all(
+    tmp_path: Path, raw: Path, shards_of_a_batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is killed between them would leave shards as evaluated, and nothing over all."""
+    """A run that is killed between them would leave all shards evaluated, and nothing over all."""
+    monkeypatch.setattr(planned_jobs, "_BATCH_SHARDS", shards_of_a_batch)
     written: list[list[tuple[dg.AssetCheckKey, str | None]]] = []
     write = BatchedSqliteEventLogStorage._write_index
 
