@@ -63,26 +63,25 @@ def stated_partitions(folder: str, suffix: str) -> list[str]:
     fs, path = filesystem(folder)
     fs.invalidate_cache()
     try:
-        files = [str(file) for file in fs.ls(path, detail=False)]
+        # The listing of fsspec asks the file system about each local file.
+        files = fs.ls(path, detail=False) if is_remote(folder) else os.listdir(path)
     except FileNotFoundError:
         return []
-    names = {file: file.rpartition("/")[2] for file in files}
-    stems = {
-        file: name.removesuffix(suffix)
-        for file, name in names.items()
-        if name.endswith(suffix) and not name.startswith(".")
-    }
+    names = [str(file).rpartition("/")[2] for file in files]
+    stems = [
+        name.removesuffix(suffix) for name in names if name.endswith(suffix) and not name.startswith(".")
+    ]
 
-    def partition_inside(file: str) -> str | None:
+    def partition_inside(stem: str) -> str | None:
         try:
-            return _stated(fs.cat_file(file), suffix) or stems[file]
+            return _stated(fs.cat_file(join(path, f"{stem}{suffix}")), suffix) or stem
         except FileNotFoundError:  # removed since the listing
             return None
 
     # File names longer than 80 characters are digests: only the content tells the shard's name.
-    digests = [file for file, stem in stems.items() if stem.startswith("=")]
+    digests = [stem for stem in stems if stem.startswith("=")]
     inside = dict(zip(digests, parallel_map(partition_inside, digests, folder), strict=True))
-    found = (inside[file] if file in inside else unquote(stem) for file, stem in stems.items())
+    found = (inside[stem] if stem in inside else unquote(stem) for stem in stems)
     return [partition for partition in found if partition is not None]
 
 

@@ -47,7 +47,15 @@ from mm_assets.model.json_codec import FieldTally
 from mm_assets.model.losses import Loss
 from mm_assets.model.schema import schema_from_text, schema_to_text
 from mm_assets.storage.files import is_remote, join, staged
-from mm_assets.storage.small_files import FileFacts, FileIndex, FolderFiles, hashes_of, seal, unseal
+from mm_assets.storage.small_files import (
+    FileFacts,
+    FileIndex,
+    FolderFiles,
+    Hashes,
+    hashes_of,
+    seal,
+    unseal,
+)
 from mm_assets.storage.stamps import files_in
 
 T = TypeVar("T")
@@ -392,13 +400,14 @@ class SurveyIndex:
         found = _parsed(texts, published_from_text)
         return found | dict(self._store.published(landed - found.keys()))
 
-    def published_sharing(self, landed: Collection[str], sample_ids: Iterable[str]) -> set[str]:
-        """Return the ``landed`` partitions whose outputs may have one of these ids.
+    def published_sharing(self, landed: Collection[str], id_hashes: Hashes) -> dict[str, Hashes]:
+        """Return the hashes of ids that the output of each ``landed`` partition may have, if it has any.
 
-        Those that have one are among them, and so are those of which nothing is known.
+        Of which nothing is known may have all.
         """
         known, stamps = self._texts(self._published, landed)
-        return _sharing(self._published.index, stamps, known, sample_ids).union(set(landed) - known.keys())
+        found = _sharing(self._published.index, stamps, known, id_hashes)
+        return found | dict.fromkeys(set(landed) - known.keys(), id_hashes)
 
     def add_published(self, versions: Mapping[str, str], facts: Mapping[str, FileFacts]) -> None:
         """Index outputs that were just published in these versions, by what was known when they were made."""
@@ -408,13 +417,10 @@ class SurveyIndex:
         names = {key: partition_filename(key) for key in facts if current.get(key) == versions[key]}
         self._published.index.add({name: facts[key] for key, name in names.items() if name in stamps}, stamps)
 
-    def surveys_sharing(self, partitions: Iterable[str], sample_ids: Iterable[str]) -> set[str]:
-        """Return the partitions whose surveys may have one of these ids.
-
-        Those that have one are among them.
-        """
+    def surveys_sharing(self, partitions: Iterable[str], id_hashes: Hashes) -> dict[str, Hashes]:
+        """Return the hashes of ids that the survey of each partition may have, if it has any."""
         surveyed, stamps = self._texts(self._surveys, partitions)
-        return _sharing(self._surveys.index, stamps, surveyed, sample_ids)
+        return _sharing(self._surveys.index, stamps, surveyed, id_hashes)
 
     def _texts(self, kind: _Kind, partitions: Iterable[str]) -> tuple[dict[str, str], Mapping[str, str]]:
         """Return the indexed texts of the partitions that have a readable file, and all stamps.
@@ -467,11 +473,11 @@ def _batches(facts: Iterable[tuple[str, FileFacts]]) -> Iterator[list[tuple[str,
 
 
 def _sharing(
-    index: FileIndex, stamps: Mapping[str, str], partitions: Iterable[str], sample_ids: Iterable[str]
-) -> set[str]:
+    index: FileIndex, stamps: Mapping[str, str], partitions: Iterable[str], id_hashes: Hashes
+) -> dict[str, Hashes]:
     names = {partition_filename(partition): partition for partition in partitions}
-    found = index.sharing({name: stamps[name] for name in names}, hashes_of(sample_ids))
-    return {names[name] for name in found}
+    found = index.sharing({name: stamps[name] for name in names}, id_hashes)
+    return {names[name]: hashes for name, hashes in found.items()}
 
 
 def _parsed(texts: Mapping[str, str], parse: Callable[[str], T]) -> dict[str, T]:
@@ -523,8 +529,6 @@ def duplicates(
             partitions whose ids others have, too.
         stuck: partitions of the run that will get no new output.
     """
-    counts = pc.value_counts(_concat(run.values()))
-    ids = counts.field("values")
     best: dict[str, tuple[bool, bool, str]] = {}
 
     def add_candidates(partition: str, sample_ids: Collection[str], is_kept: bool) -> None:
@@ -533,20 +537,25 @@ def duplicates(
             candidate = (not is_kept, sample_id in weak, partition)
             best[sample_id] = min(best.get(sample_id, candidate), candidate)
 
+    ids = _concat(run.values()).dictionary_encode().combine_chunks()
+    hashes = hashes_of(ids.dictionary.to_pylist())
     index = SurveyIndex(store)
-    holders = index.published_sharing(landed, ids.to_pylist())
-    surveyed = index.surveys_sharing(set(known) - set(run), ids.to_pylist())
-    for partition, shared_ids in _shared(store.published_ids(holders), ids):
+    outputs = index.published_sharing(landed, hashes)
+    surveys = index.surveys_sharing(set(known) - set(run), hashes)
+    bounds = np.cumsum([0, *map(len, run.values())])
+    of_rows = hashes[ids.indices.to_numpy()]
+    rows = {key: of_rows[first:last] for key, first, last in zip(run, bounds, bounds[1:], strict=False)}
+    contested = _of_several(rows, outputs, surveys)
+    shared = ids.dictionary.filter(pa.array(np.isin(hashes, contested)))
+    for partition, shared_ids in _shared(store.published_ids(_having(contested, outputs)), shared):
         if partition in run and partition not in stuck and shared_ids:
             raw_ids = run[partition]
             ids_left = set(raw_ids.filter(pc.is_in(raw_ids, pa.array(shared_ids, pa.string()))).to_pylist())
             shared_ids = [sample_id for sample_id in shared_ids if sample_id in ids_left]
         add_candidates(partition, shared_ids, is_kept=True)
-    for partition, shared_ids in _shared(store.sample_ids(surveyed), ids):
+    for partition, shared_ids in _shared(store.sample_ids(_having(contested, surveys)), shared):
         add_candidates(partition, shared_ids, is_kept=False)
-    repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
-    contested = pa.array([*best, *repeated], pa.string())
-    of_run: dict[str, list[str]] = {key: [] for key in run} | dict(_shared(run.items(), contested))
+    of_run: dict[str, list[str]] = {key: [] for key in run} | dict(_shared(run.items(), shared))
     for partition, shared_ids in of_run.items():
         add_candidates(partition, shared_ids, is_kept=False)
     return {
@@ -555,6 +564,24 @@ def duplicates(
         }
         for partition, shared_ids in of_run.items()
     }
+
+
+def _of_several(*kinds: Mapping[str, Hashes]) -> Hashes:
+    """Return the hashes, sorted, that several partitions have."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(key for kind in kinds for key in kind))}
+    values = np.unique(np.concatenate([np.empty(0, np.uint64), *kinds[0].values()]))
+    owner = np.full(len(values), -1)
+    is_of_several = np.zeros(len(values), np.bool_)
+    for key, hashes in (entry for kind in kinds for entry in kind.items()):
+        places = np.searchsorted(values, hashes)
+        is_of_several[places] |= (owner[places] != -1) & (owner[places] != numbers[key])
+        owner[places] = numbers[key]
+    return values[is_of_several]
+
+
+def _having(wanted: Hashes, hashes: Mapping[str, Hashes]) -> list[str]:
+    """Return the partitions that have any of the hashes."""
+    return [key for key, found in hashes.items() if len(wanted) and np.isin(found, wanted).any()]
 
 
 def _shared(columns: Iterable[tuple[str, pa.ChunkedArray]], ids: pa.Array) -> Iterator[tuple[str, list[str]]]:

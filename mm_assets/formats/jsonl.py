@@ -133,7 +133,8 @@ def without_images(files: Sequence[str], options: StorageOptions | None = None) 
     others = [tar for tar in of_tars if not tar.endswith(IMAGES_SUFFIX) or not of_tars[tar]]
     if others and all(of_tars[tar] for tar in others):
         others = [] if _names_image(lines[min(of_tars[others[0]])], options) else others
-    return [file for file in files if file not in of_tars or file in others]
+    kept = set(others)
+    return [file for file in files if file not in of_tars or file in kept]
 
 
 def _names_image(lines: str, options: StorageOptions | None) -> bool:

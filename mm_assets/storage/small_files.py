@@ -147,14 +147,15 @@ class FileIndex:
             found.update((name, values[codes[row]]) for name, row in current.items())
         return found
 
-    def sharing(self, stamps: Mapping[str, str], id_hashes: Hashes) -> set[str]:
-        """Return the names of files that may have one of the hashes: those that have, or are not indexed.
+    def sharing(self, stamps: Mapping[str, str], id_hashes: Hashes) -> dict[str, Hashes]:
+        """Return those of the hashes that each file may have, by name; files that have none are left out.
 
-        Another process may be merging the segment of a file that was found before.
+        One that is not indexed may have all of them. Another process may be merging the segment of a file
+        that was found before.
         """
         if not len(id_hashes):
-            return set()
-        found: set[str] = set()
+            return {}
+        found: dict[str, Hashes] = {}
         indexed: set[str] = set()
         wanted = np.unique(id_hashes)
         shift = np.uint64(64 - _FILTER_BITS)
@@ -167,11 +168,14 @@ class FileIndex:
             places = np.searchsorted(wanted, hashes[at])
             at = at[wanted[np.minimum(places, len(wanted) - 1)] == hashes[at]]
             ends = np.cumsum(pc.list_value_length(lists).to_numpy())
-            rows = set(np.searchsorted(ends, at, side="right").tolist())
+            bounds = np.searchsorted(at, ends)
             current = _current(table, stamps)
             indexed.update(current)
-            found.update(name for name, row in current.items() if row in rows)
-        return found.union(stamps.keys() - indexed)
+            for name, row in current.items():
+                first, last = bounds[row - 1] if row else 0, bounds[row]
+                if first < last:
+                    found[name] = hashes[at[first:last]]
+        return found | dict.fromkeys(stamps.keys() - indexed, wanted)
 
     def add(self, facts: Mapping[str, FileFacts], stamps: Mapping[str, str]) -> None:
         """Add files to the index.

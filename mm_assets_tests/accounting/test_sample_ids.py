@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.accounting import survey_store
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets_tests.accounting.stores import claimed_ids, publish, store_of
 
 
@@ -137,3 +140,20 @@ def test_after_any_runs_each_id_is_published_once(
                 publish(store.root, partition, published[partition])
         assert len(set("".join(published.values()))) == len("".join(published.values()))
     assert sorted("".join(published.values())) == sorted(set("".join(shards.values())))
+
+
+def test_outputs_are_opened_only_where_several_shards_have_an_id(tmp_path: Path) -> None:
+    store = store_of(tmp_path, {"a": "vx", "b": "xy", "c": "z"}, {"a": "vx", "b": "y", "c": "z"})
+    claimed_ids(store, "abc", "abc", "abc")  # this has indexed all
+    opened: list[str] = []
+
+    class Watched(SurveyStore):
+        def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
+            opened.extend(landed := sorted(landed))
+            return super().published_ids(landed)
+
+    assert claimed_ids(Watched(str(tmp_path)), "abc", "abc", "abc") == {"a": {}, "b": {"x": "a"}, "c": {}}
+    assert opened == ["a"]  # b has left x to it
+    opened.clear()
+    assert claimed_ids(Watched(str(tmp_path)), "c", "abc", "abc") == {"c": {}}
+    assert not opened

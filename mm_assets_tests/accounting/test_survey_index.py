@@ -18,6 +18,7 @@ from mm_assets.accounting.survey import ShardColumns, merge_files
 from mm_assets.accounting.survey_store import SurveyIndex, SurveyStore
 from mm_assets.formats.reader import FileSurvey, SurveyedSample
 from mm_assets.model.json_codec import FieldTally
+from mm_assets.storage.small_files import hashes_of
 from mm_assets.storage.stamps import files_in
 from mm_assets.storage.temporary import temporary_name
 from mm_assets_tests.accounting.stores import NO_COLUMNS, claimed_ids, publish, store_of
@@ -71,10 +72,10 @@ def test_answers_are_those_of_the_files(root: str) -> None:
         assert published.columns.required_types() == {
             "n": ShardColumns({"n": tally(7)}).required_types()["n"]
         }
-        assert index.surveys_sharing(["train/a", "b", "c", "d"], "y") == {"train/a", "b"}
-        assert index.surveys_sharing(["train/a"], "xyz") == {"train/a"}
-        assert index.published_sharing(["b"], "z") == {"b"}
-        assert index.published_sharing(["b"], "y") == set()
+        assert set(index.surveys_sharing(["train/a", "b", "c", "d"], hashes_of("y"))) == {"train/a", "b"}
+        assert set(index.surveys_sharing(["train/a"], hashes_of("xyz"))) == {"train/a"}
+        assert set(index.published_sharing(["b"], hashes_of("z"))) == {"b"}
+        assert set(index.published_sharing(["b"], hashes_of("y"))) == set()
 
 
 def test_what_another_run_has_published_meanwhile_is_not_indexed_as_ours(root: str) -> None:
@@ -82,13 +83,13 @@ def test_what_another_run_has_published_meanwhile_is_not_indexed_as_ours(root: s
     publish(root, "a", "pq")
     facts = survey_store.published_facts(NO_COLUMNS, "xy")
     SurveyIndex(store).add_published({"a": "v0"}, {"a": facts})
-    assert SurveyIndex(store).published_sharing(["a"], "p") == {"a"}
-    assert SurveyIndex(store).published_sharing(["a"], "x") == set()
+    assert set(SurveyIndex(store).published_sharing(["a"], hashes_of("p"))) == {"a"}
+    assert set(SurveyIndex(store).published_sharing(["a"], hashes_of("x"))) == set()
 
 
 def test_a_shard_without_an_account_may_share_any_id(tmp_path: Path) -> None:
     index = SurveyIndex(store_of(tmp_path, {"a": "x", "b": "y"}, {"a": "x"}))
-    assert index.published_sharing(["a", "b"], "q") == {"b"}
+    assert set(index.published_sharing(["a", "b"], hashes_of("q"))) == {"b"}
 
 
 def test_files_are_opened_once_and_again_when_they_are_replaced(root: str) -> None:
@@ -101,7 +102,9 @@ def test_files_are_opened_once_and_again_when_they_are_replaced(root: str) -> No
     def ask() -> tuple[set[str], set[str]]:
         index = SurveyIndex(store)
         assert index.columns(keys).keys() == index.published(keys).keys() == set(keys)
-        return index.surveys_sharing(keys, "x"), index.published_sharing(keys, "x")
+        return set(index.surveys_sharing(keys, hashes_of("x"))), set(
+            index.published_sharing(keys, hashes_of("x"))
+        )
 
     assert ask() == (set(keys), set(keys))
     store.opened = 0
@@ -119,11 +122,11 @@ def test_files_are_opened_once_and_again_when_they_are_replaced(root: str) -> No
 def test_a_damaged_survey_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = store_of(tmp_path, {"a": "x", "b": "x"})
     index = SurveyIndex(store)
-    assert index.surveys_sharing(["a", "b"], "x") == {"a", "b"}
+    assert set(index.surveys_sharing(["a", "b"], hashes_of("x"))) == {"a", "b"}
     path = tmp_path / "ledger" / "raw_shards" / "a.parquet"
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"?")  # the same size
-    assert index.surveys_sharing(["a", "b"], "x") == {"b"}
+    assert set(index.surveys_sharing(["a", "b"], hashes_of("x"))) == {"b"}
     assert index.columns(["a", "b"]).keys() == {"b"}
     assert "a.parquet is unreadable" in caplog.text
 
@@ -163,10 +166,12 @@ def test_a_survey_that_is_replaced_and_put_back_while_it_is_read_is_not_indexed(
             return found
 
     write(SurveyStore(root), "a", sample)
-    assert SurveyIndex(Replaced(root)).surveys_sharing(["a"], "z") == {"a"}  # it may have any id
-    assert SurveyIndex(SurveyStore(root)).surveys_sharing(["a"], "q") == {"a"}
+    assert set(SurveyIndex(Replaced(root)).surveys_sharing(["a"], hashes_of("z"))) == {
+        "a"
+    }  # it may have any id
+    assert set(SurveyIndex(SurveyStore(root)).surveys_sharing(["a"], hashes_of("q"))) == {"a"}
     write(SurveyStore(root), "a", sample)
-    assert SurveyIndex(SurveyStore(root)).surveys_sharing(["a"], "q") == set()
+    assert set(SurveyIndex(SurveyStore(root)).surveys_sharing(["a"], hashes_of("q"))) == set()
 
 
 def test_a_store_that_refuses_to_list_is_no_empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +184,7 @@ def test_a_store_that_refuses_to_list_is_no_empty_store(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MemoryFileSystem, "ls", refused)
     with pytest.raises(PermissionError):
-        SurveyIndex(store).surveys_sharing(["a"], "x")
+        set(SurveyIndex(store).surveys_sharing(["a"], hashes_of("x")))
 
 
 def test_files_that_vanish_during_a_listing_take_no_other_with_them(

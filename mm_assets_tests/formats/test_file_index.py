@@ -27,6 +27,12 @@ def index_of(folder: Path) -> FileIndex:
     return index
 
 
+def sharing(index: FileIndex, stamps: dict[str, str], *ids: str) -> dict[str, set[str]]:
+    by_hash = dict(zip(hashes_of(ids).tolist(), ids, strict=True))
+    found = index.sharing(stamps, hashes_of(ids))
+    return {name: {by_hash[found_hash] for found_hash in hashes.tolist()} for name, hashes in found.items()}
+
+
 ALL = {"a": "1", "b": "1", "c": "1"}
 
 
@@ -34,10 +40,11 @@ def test_what_was_added_is_found(tmp_path: Path) -> None:
     index = index_of(tmp_path)
     assert index.texts(ALL) == {"a": "A", "b": "B", "c": "A"}
     assert index.texts({"a": "1", "d": "1"}) == {"a": "A"}
-    assert index.sharing(ALL, hashes_of(["y"])) == {"a", "c"}
-    assert index.sharing({"a": "1"}, hashes_of(["y"])) == {"a"}
-    assert index.sharing(ALL, hashes_of(["é", "é", "z"])) == {"c"}
-    assert index.sharing(ALL, hashes_of([])) == set()
+    assert sharing(index, ALL, "y") == {"a": {"y"}, "c": {"y"}}
+    assert sharing(index, {"a": "1"}, "y") == {"a": {"y"}}
+    assert sharing(index, ALL, "x", "y") == {"a": {"x", "y"}, "c": {"y"}}
+    assert sharing(index, ALL, "é", "é", "z") == {"c": {"é"}}
+    assert sharing(index, ALL) == {}
     assert FileIndex(str(tmp_path / "none")).texts(ALL) == {}
 
 
@@ -45,11 +52,12 @@ def test_a_replaced_file_is_not_indexed_until_it_is_added_again(tmp_path: Path) 
     index = index_of(tmp_path)
     stamps = {**ALL, "a": "2"}
     assert index.texts(stamps) == {"b": "B", "c": "A"}
-    assert index.sharing(stamps, hashes_of(["x", "y"])) == {"a", "c"}  # nobody knows what a has now
-    assert index.sharing(stamps, hashes_of(["z"])) == {"a"}
+    # nobody knows what a has now
+    assert sharing(index, stamps, "x", "y") == {"a": {"x", "y"}, "c": {"y"}}
+    assert sharing(index, stamps, "z") == {"a": {"z"}}
     index.add({"a": facts("new", "z")}, stamps)
     assert index.texts(stamps) == {"a": "new", "b": "B", "c": "A"}
-    assert index.sharing(stamps, hashes_of(["x", "z"])) == {"a"}
+    assert sharing(index, stamps, "x", "z") == {"a": {"z"}}
 
 
 @pytest.mark.parametrize("at", [0, 5, 200, -30, -9, -1])
@@ -61,7 +69,7 @@ def test_a_damaged_segment_counts_as_lost_and_is_replaced(tmp_path: Path, at: in
     data[at] ^= 1
     segment.write_bytes(data)
     assert index.texts(ALL) == {}
-    assert index.sharing(ALL, hashes_of(["z"])) == set(ALL)
+    assert sharing(index, ALL, "z") == {name: {"z"} for name in ALL}
     index.add({"a": facts("A", "x")}, ALL)
     assert index.texts(ALL) == {"a": "A"}
     assert len(list(tmp_path.iterdir())) == 1
@@ -126,8 +134,8 @@ def test_any_history_is_found_as_it_last_was(
         index.add({name: facts(repr(ids), *ids) for name, (_, ids) in added.items()}, stamps)
     stamps = {name: stamp for name, (stamp, _) in latest.items()}
     assert index.texts(stamps) == {name: repr(ids) for name, (_, ids) in latest.items()}
-    sharing = {name for name, (_, ids) in latest.items() if set(ids) & set(asked)}
-    assert index.sharing(stamps, hashes_of(asked)) == sharing
+    shared = {name: set(ids) & set(asked) for name, (_, ids) in latest.items()}
+    assert sharing(index, stamps, *asked) == {name: ids for name, ids in shared.items() if ids}
 
 
 def test_hashes_at_the_ends_of_their_range_are_found(tmp_path: Path) -> None:
@@ -135,9 +143,9 @@ def test_hashes_at_the_ends_of_their_range_are_found(tmp_path: Path) -> None:
     ends = np.array([0, 2**64 - 1], np.uint64)
     stamps = {"a": "1", "b": "1"}
     index.add({"a": FileFacts("", ends[:1]), "b": FileFacts("", ends[1:])}, stamps)
-    assert index.sharing(stamps, ends[:1]) == {"a"}
-    assert index.sharing(stamps, ends[1:]) == {"b"}
-    assert index.sharing(stamps, np.array([1, 2**63], np.uint64)) == set()
+    assert index.sharing(stamps, ends[:1]) == {"a": ends[:1]}
+    assert index.sharing(stamps, ends[1:]) == {"b": ends[1:]}
+    assert index.sharing(stamps, np.array([1, 2**63], np.uint64)) == {}
 
 
 def test_a_segment_that_is_merged_meanwhile_hides_nothing(tmp_path: Path) -> None:
@@ -153,7 +161,7 @@ def test_a_segment_that_is_merged_meanwhile_hides_nothing(tmp_path: Path) -> Non
     for name in sorted(path.name for path in tmp_path.iterdir()):
         overtaken = Overtaken(str(tmp_path))
         overtaken.merged = name
-        assert overtaken.sharing(ALL, hashes_of(["y"])) >= {"a", "c"}
+        assert sharing(overtaken, ALL, "y").items() >= {"a": {"y"}, "c": {"y"}}.items()
         assert overtaken.texts(ALL).items() <= index.texts(ALL).items()
 
 
