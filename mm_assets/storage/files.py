@@ -381,8 +381,8 @@ class StagedFile:
         if self.is_published():
             self.discard()
             return size
-        sync(self.path)
         if self._scratch is None:
+            sync(self.path)
             target = local_path(self.uri)
             os.replace(self.path, target)
             sync(os.path.dirname(target) or ".")
