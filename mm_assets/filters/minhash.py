@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -46,18 +47,21 @@ _WITHOUT_SPACES: Final = re.compile(
 )
 
 
-def _constants() -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Return factors of the words of a shingle, what the hashes differ by, and the bins that others ask."""
-    seeds = [xxhash.xxh3_64_intdigest(number.to_bytes(4, "little")) for number in range(SHINGLE + _HASHES)]
-    factors = np.array(seeds[:SHINGLE], np.uint64) | np.uint64(1)
+_SEEDS: Final = np.array(
+    [xxhash.xxh3_64_intdigest(number.to_bytes(4, "little")) for number in range(SHINGLE + _HASHES)], np.uint64
+)
+_FACTORS: Final = _SEEDS[:SHINGLE] | np.uint64(1)  # of the words of a shingle
+_SALTS: Final = _SEEDS[SHINGLE:]  # what the hashes differ by
+
+
+@cache  # 5 ms, for which no import should wait
+def _asked() -> npt.NDArray[np.int64]:
+    """Return for each bin the order in which it asks the others."""
     asked = [
         sorted(range(SIGNATURE), key=lambda other: xxhash.xxh3_64_intdigest(bytes([bin_, other]), SIGNATURE))
         for bin_ in range(SIGNATURE)
     ]
-    return factors, np.array(seeds[SHINGLE:], np.uint64), np.array(asked, np.int64)
-
-
-_FACTORS, _SALTS, _ASKED = _constants()
+    return np.array(asked, np.int64)
 
 
 def words_of(text: str) -> list[bytes]:
@@ -95,8 +99,8 @@ def signature(words: Sequence[bytes]) -> npt.NDArray[np.uint16]:
     np.minimum.at(least, bins.astype(np.int64), hashes & _LOW)
     is_empty = least == _EMPTY
     if is_empty.any():
-        answering = (~is_empty)[_ASKED].argmax(axis=1)
-        borrowed = least[_ASKED[np.arange(SIGNATURE), answering]]
+        answering = (~is_empty)[_asked()].argmax(axis=1)
+        borrowed = least[_asked()[np.arange(SIGNATURE), answering]]
         least = np.where(is_empty, borrowed, least)
     return least.astype(np.uint16)
 
