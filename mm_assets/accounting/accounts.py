@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 import logging
+import marshal
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +33,7 @@ from mm_assets.accounting import (
     FILES,
     ITEMS_SCHEMA,
     LEDGER_FOLDER,
+    PUBLISHED,
     ShardRecord,
     account_index_folder,
     count_lost_items,
@@ -196,9 +199,8 @@ class Ledger:
         index = account_index_folder(self._root, asset)
         known = KnownFiles(self._root, folder, _SUFFIX, index)
         found: dict[str, ShardRecord] = {}
-        for name, text in known.recall(names).items():
-            with suppress(*UNREADABLE):  # of another release
-                fields = json.loads(text)
+        for name, fields in _parsed(known.recall(names)):
+            with suppress(*UNREADABLE):  # another has its place
                 fields["uri"] = self._absolute(fields["uri"])
                 found[name] = ShardRecord.from_fields(fields, FORMAT).checked(asset, name)
         unread = [name for name in names if name not in found]
@@ -389,6 +391,26 @@ class Ledger:
         return _Account(record if is_whole else None, etags)
 
 
+def _parsed(texts: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the fields of records by name; settings, schemas and checks of many are in memory once."""
+    known: dict[bytes, Any] = {}
+
+    def shared(value: Any) -> Any:
+        return known.setdefault(marshal.dumps(value, 2), value)
+
+    entries = list(texts.items())
+    for start in range(0, len(entries), _PARSED_AT_ONCE):
+        some = entries[start : start + _PARSED_AT_ONCE]
+        parsed = json.loads(f"[{','.join(text for _, text in some)}]")  # fields then share their names, too
+        for (name, _), fields in zip(some, parsed, strict=True):
+            if fields.get("format") != FORMAT:  # of another release
+                continue
+            for part in (fields["account"], fields["metadata"]):
+                part.update({key: shared(part[key]) for key in _SHARED if key in part})
+            fields["checks"] = list(map(shared, fields["checks"]))
+            yield name, fields
+
+
 def _end_of(uri: str, stamps: Mapping[str, str]) -> bytes | None:
     """Return the end of an account, with all of its metadata, or all of it; None if it does not exist."""
     # Lance is not loaded for it: a process that has can hardly fork.
@@ -405,6 +427,9 @@ def _end_of(uri: str, stamps: Mapping[str, str]) -> bytes | None:
 # Digests of the accounts that this process and its workers have written: nobody need compare their rows with
 # their records.
 _written: set[bytes] = set()
+
+_PARSED_AT_ONCE = 100  # texts of records
+_SHARED = ("settings", "schema", PUBLISHED, "dagster/column_schema")  # parts of accounts and metadata
 
 # Records that this process has written, or read from remote accounts: one run asks for each many times.
 _records: StampedCache[ShardRecord] = StampedCache(4000)

@@ -99,6 +99,19 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
+def test_what_records_have_alike_is_in_memory_once(root: Path) -> None:
+    checks = [{"name": "c", "passed": True, "metadata": {"share": 0.0}}]
+    settings: list[dict[str, object]] = [{"a": [1, 0.5]}, {"a": [1, 0.5]}, {"a": [1, 0]}, {"a": [True, 0.0]}]
+    for key, of_key in zip(KEYS, settings, strict=False):
+        account = {"settings": of_key, "inputs": {"raw": key}}
+        Ledger(str(root)).write(ShardRecord(ASSET, key, "f", "v", "", account=account, checks=checks))
+    first = whole(root)
+    found = list(whole(root).values())[: len(settings)]
+    assert [repr(record) for record in found] == [repr(first[key]) for key in KEYS[: len(settings)]]
+    assert found[0].account["settings"] is found[1].account["settings"]
+    assert found[0].checks[0] is found[3].checks[0]
+
+
 def test_nothing_is_read_twice_and_the_records_are_the_same(root: Path, opened: list[str]) -> None:
     first = whole(root)
     assert first == Ledger(str(root)).records(ASSET, KEYS)
