@@ -290,17 +290,16 @@ def _present(
     assets: Collection[str],
     new: Collection[str] = (),
 ) -> str:
-    """Return a digest of the shards that there are, or were made: a run tells of those that came or went.
+    """Return a digest of the shards that there are, or were: a run tells of those that came or went.
 
     Args:
         new: shards that are left out.
     """
+    known = instance.get_dynamic_partitions(str(SHARDS.name))
     retired = stated_partitions(join(root, "ledger", RETIRED), ".json")
     named = {asset: [key for key in Ledger(root).named(asset) if key not in new] for asset in sorted(assets)}
-    made = {key for keys in named.values() for key in keys}
-    known = made.intersection(instance.get_dynamic_partitions(str(SHARDS.name)))
-    there = set(listing).difference(new)
-    return digest(json.dumps([root, __version__, sorted(there), sorted(known), retired, named]))
+    shards = [sorted(set(keys).difference(new)) for keys in (listing, known)]
+    return digest(json.dumps([root, __version__, *shards, retired, named]))
 
 
 def _made(root: str, records: Records) -> str:

@@ -116,18 +116,6 @@ def test_a_shard_that_is_gone_is_told_of_by_runs_of_all(project: Project) -> Non
     assert project.runs() > before + 1
 
 
-def test_a_shard_that_comes_back_before_it_was_ever_made_is_one_run(project: Project) -> None:
-    project.shards(SHARDS + "g")
-    fine(project.run("--missing", "--limit", "6"))
-    returning = (project.raw / "g.tar").rename(project.folder / "g.tar")
-    assert PROVEN.format(6) in project.run().stdout
-    returning.rename(project.raw / "g.tar")
-    before = project.runs()
-    told = fine(project.run())
-    assert project.runs() == before + 1 and "first what is due: 1 shard;" in told
-    assert PROVEN.format(7) in told
-
-
 def test_others_that_lost_more_than_is_allowed_now(project: Project) -> None:
     project.shards("bcdef")
     document, png = {"texts": ["x", None], "images": [None, "s.png"]}, picture(0)[1]
