@@ -65,7 +65,7 @@ def stated_partitions(folder: str, suffix: str) -> list[str]:
     try:
         # The listing of fsspec asks the file system about each local file.
         files = fs.ls(path, detail=False) if is_remote(folder) else os.listdir(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     names = [str(file).rpartition("/")[2] for file in files]
     stems = [

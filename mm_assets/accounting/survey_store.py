@@ -400,14 +400,14 @@ class SurveyIndex:
         found = _parsed(texts, published_from_text)
         return found | dict(self._store.published(landed - found.keys()))
 
-    def published_sharing(self, landed: Collection[str], id_hashes: Hashes) -> dict[str, Hashes]:
-        """Return the hashes of ids that the output of each ``landed`` partition may have, if it has any.
+    def published_sharing(self, landed: Collection[str], id_hashes: Hashes) -> dict[str, Hashes | None]:
+        """Return those of the hashes that the output of each ``landed`` partition has, if it has any.
 
-        Of which nothing is known may have all.
+        None: nothing is known of it, so it may have any.
         """
         known, stamps = self._texts(self._published, landed)
         found = _sharing(self._published.index, stamps, known, id_hashes)
-        return found | dict.fromkeys(set(landed) - known.keys(), id_hashes)
+        return found | dict.fromkeys(set(landed) - known.keys())
 
     def add_published(self, versions: Mapping[str, str], facts: Mapping[str, FileFacts]) -> None:
         """Index outputs that were just published in these versions, by what was known when they were made."""
@@ -417,8 +417,8 @@ class SurveyIndex:
         names = {key: partition_filename(key) for key in facts if current.get(key) == versions[key]}
         self._published.index.add({name: facts[key] for key, name in names.items() if name in stamps}, stamps)
 
-    def surveys_sharing(self, partitions: Iterable[str], id_hashes: Hashes) -> dict[str, Hashes]:
-        """Return the hashes of ids that the survey of each partition may have, if it has any."""
+    def surveys_sharing(self, partitions: Iterable[str], id_hashes: Hashes) -> dict[str, Hashes | None]:
+        """Return the same of the survey of each partition."""
         surveyed, stamps = self._texts(self._surveys, partitions)
         return _sharing(self._surveys.index, stamps, surveyed, id_hashes)
 
@@ -474,7 +474,7 @@ def _batches(facts: Iterable[tuple[str, FileFacts]]) -> Iterator[list[tuple[str,
 
 def _sharing(
     index: FileIndex, stamps: Mapping[str, str], partitions: Iterable[str], id_hashes: Hashes
-) -> dict[str, Hashes]:
+) -> dict[str, Hashes | None]:
     names = {partition_filename(partition): partition for partition in partitions}
     found = index.sharing({name: stamps[name] for name in names}, id_hashes)
     return {names[name]: hashes for name, hashes in found.items()}
@@ -566,22 +566,32 @@ def duplicates(
     }
 
 
-def _of_several(*kinds: Mapping[str, Hashes]) -> Hashes:
-    """Return the hashes, sorted, that several partitions have."""
+def _of_several(run: Mapping[str, Hashes], *others: Mapping[str, Hashes | None]) -> Hashes:
+    """Return the hashes, sorted, of the run that several partitions have; all, if one may have any."""
+    values = np.unique(np.concatenate([np.empty(0, np.uint64), *run.values()]))
+    kinds: list[Mapping[str, Hashes | None]] = [run, *others]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(key for kind in kinds for key in kind))}
-    values = np.unique(np.concatenate([np.empty(0, np.uint64), *kinds[0].values()]))
     owner = np.full(len(values), -1)
     is_of_several = np.zeros(len(values), np.bool_)
     for key, hashes in (entry for kind in kinds for entry in kind.items()):
+        if hashes is None:
+            return values
         places = np.searchsorted(values, hashes)
         is_of_several[places] |= (owner[places] != -1) & (owner[places] != numbers[key])
         owner[places] = numbers[key]
     return values[is_of_several]
 
 
-def _having(wanted: Hashes, hashes: Mapping[str, Hashes]) -> list[str]:
-    """Return the partitions that have any of the hashes."""
-    return [key for key, found in hashes.items() if len(wanted) and np.isin(found, wanted).any()]
+def _having(wanted: Hashes, hashes: Mapping[str, Hashes | None]) -> list[str]:
+    """Return the partitions that have, or may have, any of the hashes, which are sorted."""
+    if not len(wanted):
+        return []
+    last = len(wanted) - 1
+    return [
+        key
+        for key, found in hashes.items()
+        if found is None or (wanted[np.searchsorted(wanted, found).clip(max=last)] == found).any()
+    ]
 
 
 def _shared(columns: Iterable[tuple[str, pa.ChunkedArray]], ids: pa.Array) -> Iterator[tuple[str, list[str]]]:

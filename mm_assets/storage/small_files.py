@@ -147,15 +147,15 @@ class FileIndex:
             found.update((name, values[codes[row]]) for name, row in current.items())
         return found
 
-    def sharing(self, stamps: Mapping[str, str], id_hashes: Hashes) -> dict[str, Hashes]:
-        """Return those of the hashes that each file may have, by name; files that have none are left out.
+    def sharing(self, stamps: Mapping[str, str], id_hashes: Hashes) -> dict[str, Hashes | None]:
+        """Return those of the hashes that each file has, by name; files that have none are left out.
 
-        One that is not indexed may have all of them. Another process may be merging the segment of a file
-        that was found before.
+        None: it is not indexed, so it may have any. Another process may be merging the segment of a file that
+        was found before.
         """
         if not len(id_hashes):
             return {}
-        found: dict[str, Hashes] = {}
+        found: dict[str, Hashes | None] = {}
         indexed: set[str] = set()
         wanted = np.unique(id_hashes)
         shift = np.uint64(64 - _FILTER_BITS)
@@ -175,7 +175,7 @@ class FileIndex:
                 first, last = bounds[row - 1] if row else 0, bounds[row]
                 if first < last:
                     found[name] = hashes[at[first:last]]
-        return found | dict.fromkeys(stamps.keys() - indexed, wanted)
+        return found | dict.fromkeys(stamps.keys() - indexed)
 
     def add(self, facts: Mapping[str, FileFacts], stamps: Mapping[str, str]) -> None:
         """Add files to the index.

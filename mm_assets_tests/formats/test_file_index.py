@@ -30,7 +30,10 @@ def index_of(folder: Path) -> FileIndex:
 def sharing(index: FileIndex, stamps: dict[str, str], *ids: str) -> dict[str, set[str]]:
     by_hash = dict(zip(hashes_of(ids).tolist(), ids, strict=True))
     found = index.sharing(stamps, hashes_of(ids))
-    return {name: {by_hash[found_hash] for found_hash in hashes.tolist()} for name, hashes in found.items()}
+    return {
+        name: set(ids) if hashes is None else {by_hash[found_hash] for found_hash in hashes.tolist()}
+        for name, hashes in found.items()
+    }
 
 
 ALL = {"a": "1", "b": "1", "c": "1"}
