@@ -114,6 +114,13 @@ def test_every_loss_is_one_row(root: str) -> None:
     assert (fourth["source"], fourth["byte_offset"]) == ("x.tar", 4096)
 
 
+def test_a_file_in_the_place_of_a_folder_has_no_partitions(tmp_path: Path) -> None:
+    folder = Path(Ledger(str(tmp_path)).folder("curated_parquet"))
+    folder.parent.mkdir(parents=True)
+    folder.write_bytes(b"")
+    assert Ledger(str(tmp_path)).named("curated_parquet") == []
+
+
 def test_files_are_named_by_asset_and_partition(root: str) -> None:
     enter(root, "curated_parquet", "train/a.b", report((BAD_JSON,)))
     enter(root, "final_tars", "p", report())
