@@ -200,7 +200,7 @@ class Ledger:
         known = KnownFiles(self._root, folder, _SUFFIX, index)
         found: dict[str, ShardRecord] = {}
         for name, fields in _parsed(known.recall(names)):
-            with suppress(*UNREADABLE):  # another has its place
+            with suppress(*UNREADABLE):  # it is of another shard
                 fields["uri"] = self._absolute(fields["uri"])
                 found[name] = ShardRecord.from_fields(fields, FORMAT).checked(asset, name)
         unread = [name for name in names if name not in found]
