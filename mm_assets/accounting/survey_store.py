@@ -52,7 +52,9 @@ from mm_assets.storage.small_files import (
     FileIndex,
     FolderFiles,
     Hashes,
+    files_having,
     hashes_of,
+    hashes_of_several,
     seal,
     unseal,
 )
@@ -545,15 +547,15 @@ def duplicates(
     bounds = np.cumsum([0, *map(len, run.values())])
     of_rows = hashes[ids.indices.to_numpy()]
     rows = {key: of_rows[first:last] for key, first, last in zip(run, bounds, bounds[1:], strict=False)}
-    contested = _of_several(rows, outputs, surveys)
+    contested = hashes_of_several(rows, outputs, surveys)
     shared = ids.dictionary.filter(pa.array(np.isin(hashes, contested)))
-    for partition, shared_ids in _shared(store.published_ids(_having(contested, outputs)), shared):
+    for partition, shared_ids in _shared(store.published_ids(files_having(contested, outputs)), shared):
         if partition in run and partition not in stuck and shared_ids:
             raw_ids = run[partition]
             ids_left = set(raw_ids.filter(pc.is_in(raw_ids, pa.array(shared_ids, pa.string()))).to_pylist())
             shared_ids = [sample_id for sample_id in shared_ids if sample_id in ids_left]
         add_candidates(partition, shared_ids, is_kept=True)
-    for partition, shared_ids in _shared(store.sample_ids(_having(contested, surveys)), shared):
+    for partition, shared_ids in _shared(store.sample_ids(files_having(contested, surveys)), shared):
         add_candidates(partition, shared_ids, is_kept=False)
     of_run: dict[str, list[str]] = {key: [] for key in run} | dict(_shared(run.items(), shared))
     for partition, shared_ids in of_run.items():
@@ -564,34 +566,6 @@ def duplicates(
         }
         for partition, shared_ids in of_run.items()
     }
-
-
-def _of_several(run: Mapping[str, Hashes], *others: Mapping[str, Hashes | None]) -> Hashes:
-    """Return the hashes, sorted, of the run that several partitions have; all, if one may have any."""
-    values = np.unique(np.concatenate([np.empty(0, np.uint64), *run.values()]))
-    kinds: list[Mapping[str, Hashes | None]] = [run, *others]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(key for kind in kinds for key in kind))}
-    owner = np.full(len(values), -1)
-    is_of_several = np.zeros(len(values), np.bool_)
-    for key, hashes in (entry for kind in kinds for entry in kind.items()):
-        if hashes is None:
-            return values
-        places = np.searchsorted(values, hashes)
-        is_of_several[places] |= (owner[places] != -1) & (owner[places] != numbers[key])
-        owner[places] = numbers[key]
-    return values[is_of_several]
-
-
-def _having(wanted: Hashes, hashes: Mapping[str, Hashes | None]) -> list[str]:
-    """Return the partitions that have, or may have, any of the hashes, which are sorted."""
-    if not len(wanted):
-        return []
-    last = len(wanted) - 1
-    return [
-        key
-        for key, found in hashes.items()
-        if found is None or (wanted[np.searchsorted(wanted, found).clip(max=last)] == found).any()
-    ]
 
 
 def _shared(columns: Iterable[tuple[str, pa.ChunkedArray]], ids: pa.Array) -> Iterator[tuple[str, list[str]]]:

@@ -8,6 +8,7 @@
   An index is derived data. A file that has been replaced since, and one whose segment is lost or damaged,
   counts as not indexed. Segments are merged as they grow, so that there are few. Two processes may add at the
   same time.
+* `hashes_of`: hashes of sample ids, which an index keeps; `hashes_of_several`: those that several files have.
 * `KnownFiles`: what was found in files by reading them whole, as long as all of them have the same stamps.
 * `StampedCache`: what one process knows of files that have the same stamp as then.
 * `small_object`: one of a store, by its listed size.
@@ -122,6 +123,43 @@ def hashes_of(sample_ids: Iterable[str]) -> Hashes:
     return np.array([xxhash.xxh3_64_intdigest(sample_id.encode()) for sample_id in sample_ids], np.uint64)
 
 
+def hashes_of_several(first: Mapping[str, Hashes], *others: Mapping[str, Hashes | None]) -> Hashes:
+    """Return the hashes of ``first``, sorted, that several files have; all, if a file may have any.
+
+    Args:
+        first: hashes by name of the file.
+        others: those among them that other files, or the same ones in another state, have; None: it may have
+            any.
+    """
+    values = np.unique(np.concatenate([np.empty(0, np.uint64), *first.values()]))
+    kinds: list[Mapping[str, Hashes | None]] = [first, *others]
+    numbers = {
+        name: number for number, name in enumerate(dict.fromkeys(name for kind in kinds for name in kind))
+    }
+    owner = np.full(len(values), -1)
+    is_of_several = np.zeros(len(values), np.bool_)
+    for name, hashes in (entry for kind in kinds for entry in kind.items()):
+        if hashes is None:
+            return values
+        places = np.searchsorted(values, hashes)
+        is_of_several[places] |= (owner[places] != -1) & (owner[places] != numbers[name])
+        owner[places] = numbers[name]
+    return values[is_of_several]
+
+
+def files_having(wanted: Hashes, hashes: Mapping[str, Hashes | None]) -> list[str]:
+    """Return the names of files that have, or may have, one of the wanted hashes, which are sorted."""
+    if not len(wanted):
+        return []
+    return [name for name, found in hashes.items() if found is None or _are_among(found, wanted).any()]
+
+
+def _are_among(hashes: Hashes, wanted: Hashes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return for each hash whether it is wanted; these are sorted, and at least one."""
+    places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+    return wanted[places] == hashes
+
+
 class FileIndex:
     """Index in a folder (or below a URL).
 
@@ -165,8 +203,7 @@ class FileIndex:
             lists = table["id_hashes"].combine_chunks()
             hashes = lists.flatten().to_numpy()
             at = np.flatnonzero(may_be_wanted[hashes >> shift])
-            places = np.searchsorted(wanted, hashes[at])
-            at = at[wanted[np.minimum(places, len(wanted) - 1)] == hashes[at]]
+            at = at[_are_among(hashes[at], wanted)]
             ends = np.cumsum(pc.list_value_length(lists).to_numpy())
             bounds = np.searchsorted(at, ends)
             current = _current(table, stamps)
